@@ -1,0 +1,106 @@
+"""The only place that imports mpi4py.MPI: thread level and transport are chosen first.
+
+The level is fixed before any strategy exists. Parameter-server jobs ask for SERIALIZED, because
+Open MPI 4's two-sided windows between nodes refuse MULTIPLE. MPIFLEET_THREAD_LEVEL overrides.
+Under SERIALIZED every MPI call of the package is made while holding `serial`.
+"""
+
+import os
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mpifleet.errors import ConfigError
+from mpifleet.launchenv import read_launch_env, transport_defaults
+
+LEVELS = ("single", "funneled", "serialized", "multiple")
+
+serial = threading.RLock()
+"""Process-wide: held around every MPI call, from the first to the last call of an epoch."""
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py.MPI, start MPI and return the module.
+
+    The library is asked for its name first, so that the transport settings fit it. Where the
+    script started MPI before, its level and transport stand: `inter_node_advice` says what follows.
+    Raises ConfigError for an unknown thread level in the environment.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():
+            MPI.Init_thread(_wanted_level(MPI))
+        return MPI
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
+    for name, value in transport_defaults(read_launch_env(), version).items():
+        os.environ.setdefault(name, value)
+    MPI.Init_thread(_wanted_level(MPI))
+    return MPI
+
+
+def _wanted_level(mpi: ModuleType) -> int:
+    name = "MPIFLEET_THREAD_LEVEL"
+    if name not in os.environ:
+        name = "MPI4PY_RC_THREAD_LEVEL"
+    wanted = os.environ.get(name, "serialized").lower()
+    if wanted not in LEVELS:
+        raise ConfigError(f"{name}={wanted!r} is no thread level; use one of {', '.join(LEVELS)}")
+    return int(getattr(mpi, f"THREAD_{wanted.upper()}"))
+
+
+def thread_level(mpi: ModuleType) -> str:
+    """The level MPI really gives, as one of LEVELS."""
+    names = {
+        mpi.THREAD_SINGLE: "single",
+        mpi.THREAD_FUNNELED: "funneled",
+        mpi.THREAD_SERIALIZED: "serialized",
+        mpi.THREAD_MULTIPLE: "multiple",
+    }
+    return names[mpi.Query_thread()]
+
+
+def library(mpi: ModuleType) -> str:
+    """Name and version of the MPI library, for instance "Open MPI 4.1.4"."""
+    vendor, version = mpi.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def inter_node_advice(mpi: ModuleType) -> str:
+    """What to change when a window between nodes cannot be made."""
+    level = thread_level(mpi)
+    advice = (
+        f"{library(mpi)} offers no one-sided component for a window between nodes "
+        f"at thread level {level.upper()}. "
+    )
+    if level == "multiple":
+        advice += (
+            "The script imported mpi4py.MPI before fleet.init(): call fleet.init() first, "
+            "or set MPI4PY_RC_THREAD_LEVEL=serialized"
+        )
+    else:
+        advice += "Check the transport settings"
+    wanted = transport_defaults(read_launch_env(), mpi.Get_library_version())
+    if wanted:
+        advice += " together with " + " ".join(f"{k}={v}" for k, v in sorted(wanted.items()))
+    return advice
+
+
+def mpi_type(mpi: ModuleType, dtype: np.dtype) -> Any:
+    """The predefined MPI datatype of a numpy dtype.
+
+    Raises ConfigError for a dtype without one (float16 and bfloat16 among them).
+    """
+    try:
+        return mpi._typedict[np.dtype(dtype).char]
+    except KeyError:
+        raise ConfigError(f"no MPI datatype for {np.dtype(dtype)}") from None
