@@ -35,9 +35,7 @@ class AUC:
     def __init__(self, num_buckets: int = 4096) -> None:
         """num_buckets: at least 2."""
         if num_buckets < 2:
-            raise DataError(
-                f"num_buckets={num_buckets} cannot order anything; use 2 or more"
-            )
+            raise DataError(f"num_buckets={num_buckets} cannot order anything; use 2 or more")
         self.num_buckets = num_buckets
         self.stat_pos = np.zeros(num_buckets, np.int64)
         self.stat_neg = np.zeros(num_buckets, np.int64)
@@ -57,9 +55,7 @@ class AUC:
         flat_probs = np.asarray(probs, np.float64).ravel()
         flat_labels = np.asarray(labels).ravel()
         if flat_probs.size != flat_labels.size:
-            raise DataError(
-                f"{flat_probs.size} probabilities for {flat_labels.size} labels"
-            )
+            raise DataError(f"{flat_probs.size} probabilities for {flat_labels.size} labels")
         valid = (flat_probs >= 0.0) & (flat_probs <= 1.0)  # False for NaN too
         if not valid.all():
             at = int(np.argmin(valid))
@@ -67,12 +63,8 @@ class AUC:
                 f"probability {flat_probs[at]} at position {at} of the batch; expected [0, 1]"
             )
         buckets = (flat_probs * (self.num_buckets - 1)).astype(np.int64)
-        self.stat_pos += np.bincount(
-            buckets[flat_labels > 0], minlength=self.num_buckets
-        )
-        self.stat_neg += np.bincount(
-            buckets[flat_labels == 0], minlength=self.num_buckets
-        )
+        self.stat_pos += np.bincount(buckets[flat_labels > 0], minlength=self.num_buckets)
+        self.stat_neg += np.bincount(buckets[flat_labels == 0], minlength=self.num_buckets)
 
     def reset(self) -> None:
         """Forget every sample."""
@@ -134,13 +126,9 @@ def rmse(sqrerr: ArrayLike, total_ins_num: ArrayLike, util: AllReduce) -> float:
     return math.sqrt(_global_ratio("rmse", sqrerr, total_ins_num, util))
 
 
-def _global_ratio(
-    name: str, part: ArrayLike, count: ArrayLike, util: AllReduce
-) -> float:
+def _global_ratio(name: str, part: ArrayLike, count: ArrayLike, util: AllReduce) -> float:
     local = np.array([np.sum(np.asarray(part)), np.sum(np.asarray(count))], np.float64)
     total_part, total_count = np.asarray(util.all_reduce(local, mode="sum"))
     if total_count <= 0:
-        raise DataError(
-            f"{name} over {total_count:g} samples of all workers; expected 1 or more"
-        )
+        raise DataError(f"{name} over {total_count:g} samples of all workers; expected 1 or more")
     return float(total_part / total_count)

@@ -97,9 +97,7 @@ class Prefetch(Generic[Item]):
         self.close()
 
 
-def _produce(
-    iterable: Iterable[Any], items: queue.Queue[Any], stop: threading.Event
-) -> None:
+def _produce(iterable: Iterable[Any], items: queue.Queue[Any], stop: threading.Event) -> None:
     error: BaseException | None = None
     source: Iterator[Any] | None = None
     try:

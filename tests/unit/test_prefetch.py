@@ -48,9 +48,7 @@ def test_at_most_depth_items_wait():
         assert next(ahead) == 0
         wait_until(lambda: source.taken >= 5)
         time.sleep(0.05)
-        assert (
-            source.taken == 5
-        )  # one consumed, three queued, one in the producer's hand
+        assert source.taken == 5  # one consumed, three queued, one in the producer's hand
 
 
 def test_error_comes_after_the_items_before_it():
