@@ -1,0 +1,291 @@
+"""The servers' optimizers: torch.optim's updates on dense slices and, lazily, on table rows.
+
+With g = grads (-grads if maximize), w = weight_decay, t = step (1-based update count):
+
+sgd       values -= lr * (g + w*values)
+momentum  d = g + w*values; buf = mu*buf + (1 - dampening)*d; values -= lr * buf
+          (nesterov: values -= lr * (d + mu*buf)); dense, t = 1: buf = d, as torch.optim.SGD does
+adagrad   d = g + w*values; sum += d*d
+          values -= lr / (1 + (t - 1)*lr_decay) * d / (sqrt(sum) + eps)
+adam      d = g + w*values; m += (1 - beta1)*(d - m); s = beta2*s + (1 - beta2)*d*d
+          values -= lr / (1 - beta1^t) * m / (sqrt(s) / sqrt(1 - beta2^t) + eps)
+adamw     values *= 1 - lr*w; then adam with w = 0
+
+Rows ("lazy"): the same on the touched rows only, t = the table's update count; a row that is not
+touched keeps value and state, also under weight decay. Two formulas differ from dense tables:
+adam places eps as torch.optim.SparseAdam does,
+    rows -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(s) + eps);
+momentum always mixes, buf = mu*buf + (1 - dampening)*d, because a row's first touch is not
+recorded (with dampening 0 and zero state this is the same).
+
+Sources: torch.optim.SGD, Adagrad, Adam, AdamW, SparseAdam. Same inputs give the same bits, also
+when tensors are cut into slices (see rule_kernels.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpifleet.errors import ConfigError, TableError
+from mpifleet.ps.fused_kernels import FusedKernels
+from mpifleet.ps.rule_kernels import (
+    AdagradTerms,
+    AdamTerms,
+    Kernels,
+    MomentumTerms,
+    PlainKernels,
+    SgdTerms,
+)
+from mpifleet.ps.rule_spec import (
+    HYPER_NAMES,
+    HYPER_SIZE,
+    LR,
+    WEIGHT_DECAY,
+    RuleSpec,
+    hyper_of_group,
+    rule_from_torch,
+    rule_of_group,
+)
+
+__all__ = [
+    "HYPER_NAMES",
+    "HYPER_SIZE",
+    "RuleSpec",
+    "UpdateRule",
+    "hyper_of_group",
+    "make_rule",
+    "rule_from_torch",
+    "rule_of_group",
+]
+
+Hyper = np.ndarray | Sequence[float]
+
+
+class UpdateRule:
+    """One update rule; holds no table data, so one instance serves every table of its spec.
+
+    slots: names of the state tensors; each has the shape and dtype of the values.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: RuleSpec, kernels: Kernels) -> None:
+        self.spec = spec
+        self._kernels = kernels
+
+    def new_state(self, values: Tensor, hyper: Hyper) -> dict[str, Tensor]:
+        """Fresh state for `values` (any shape): zeros, or what the rule starts from."""
+        start = self.initial_state(hyper)
+        return {slot: torch.full_like(values, start[slot]) for slot in self.slots}
+
+    def initial_state(self, hyper: Hyper) -> dict[str, float]:
+        """The number that fills each state slot before the first update."""
+        del hyper
+        return dict.fromkeys(self.slots, 0.0)
+
+    def apply_dense(
+        self, values: Tensor, grads: Tensor, state: dict[str, Tensor], step: int, hyper: Hyper
+    ) -> None:
+        """Update `values` and `state` in place, equal to torch.optim at its `step`-th step.
+
+        values, grads, state: 1-D contiguous float32 or float64, one length and dtype; grads are
+        not modified. step: 1-based count of updates of these values. Raises TableError otherwise.
+        """
+        self._check(values, grads, state, step, dims=1)
+        if values.numel():
+            self._apply(values, grads, state, step, _floats(hyper), lazy=False)
+
+    def apply_rows(
+        self, rows: Tensor, grads: Tensor, state: dict[str, Tensor], step: int, hyper: Hyper
+    ) -> None:
+        """Update gathered rows and their state in place, lazily (formulas above).
+
+        rows, grads, state: [n, dim] contiguous, one dtype, each key once. step: 1-based update
+        count of the table, the same for every row of one push. Raises TableError otherwise.
+        """
+        self._check(rows, grads, state, step, dims=2)
+        if rows.numel():
+            flat = {slot: state[slot].view(-1) for slot in self.slots}
+            self._apply(rows.view(-1), grads.view(-1), flat, step, _floats(hyper), lazy=True)
+
+    def additive_scale(self, hyper: Hyper) -> float | None:
+        """c where the update is exactly values += c * grads; None where it is more than that."""
+        del hyper
+        return None
+
+    def _apply(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Sequence[float],
+        lazy: bool,
+    ) -> None:
+        raise NotImplementedError
+
+    def _check(
+        self, values: Tensor, grads: Tensor, state: dict[str, Tensor], step: int, dims: int
+    ) -> None:
+        if step < 1:
+            raise TableError(f"step={step} of an update: the first update is step 1")
+        if set(state) != set(self.slots):
+            raise TableError(
+                f"rule {self.spec.name!r} keeps state {list(self.slots)}, got {sorted(state)}"
+            )
+        if values.dim() != dims or values.dtype not in (torch.float32, torch.float64):
+            raise TableError(
+                f"values are {values.dtype} {list(values.shape)}: "
+                f"use float32 or float64 with {dims} dimension(s)"
+            )
+        for name, tensor in (("values", values), ("grads", grads), *state.items()):
+            if tensor.shape != values.shape or tensor.dtype != values.dtype:
+                raise TableError(
+                    f"{name} are {tensor.dtype} {list(tensor.shape)}, "
+                    f"values {values.dtype} {list(values.shape)}: they must agree"
+                )
+            if not tensor.is_contiguous():
+                raise TableError(f"{name} with strides {tensor.stride()} are not contiguous")
+
+
+class _Sgd(UpdateRule):
+    def additive_scale(self, hyper: Hyper) -> float | None:
+        if hyper[WEIGHT_DECAY] != 0.0:
+            return None
+        return float(hyper[LR]) if self.spec.maximize else -float(hyper[LR])
+
+    def _apply(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Sequence[float],
+        lazy: bool,
+    ) -> None:
+        lr, weight_decay = hyper[:2]
+        self._kernels.sgd(values, grads, SgdTerms(lr, weight_decay, self.spec.maximize))
+
+
+class _Momentum(UpdateRule):
+    slots = ("momentum_buffer",)
+
+    def _apply(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Sequence[float],
+        lazy: bool,
+    ) -> None:
+        lr, weight_decay, momentum, dampening = hyper[:4]
+        maximize = self.spec.maximize
+        if momentum == 0.0:  # a schedule cycled it to 0: torch then leaves the buffer alone
+            self._kernels.sgd(values, grads, SgdTerms(lr, weight_decay, maximize))
+            return
+        terms = MomentumTerms(
+            lr,
+            weight_decay,
+            maximize,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=self.spec.nesterov,
+            first=step == 1 and not lazy,
+        )
+        self._kernels.momentum(values, grads, state["momentum_buffer"], terms)
+
+
+class _Adagrad(UpdateRule):
+    slots = ("sum",)
+
+    def initial_state(self, hyper: Hyper) -> dict[str, float]:
+        return {"sum": float(hyper[4])}
+
+    def _apply(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Sequence[float],
+        lazy: bool,
+    ) -> None:
+        lr, weight_decay, lr_decay, eps = hyper[:4]
+        decayed_lr = lr / (1.0 + (step - 1) * lr_decay)
+        terms = AdagradTerms(decayed_lr, weight_decay, self.spec.maximize, eps=eps)
+        self._kernels.adagrad(values, grads, state["sum"], terms)
+
+
+class _Adam(UpdateRule):
+    slots = ("exp_avg", "exp_avg_sq")
+
+    def _apply(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Sequence[float],
+        lazy: bool,
+    ) -> None:
+        lr, weight_decay, beta1, beta2, eps = hyper[:5]
+        decoupled = self.spec.name == "adamw"
+        if lazy and not decoupled:
+            # SparseAdam: a*m*r/(sqrt(s) + eps) with r = sqrt(1 - beta2^t) is Adam's
+            # a*m/(sqrt(s)/r + eps/r).
+            eps /= math.sqrt(1.0 - beta2**step)
+        terms = AdamTerms(
+            lr,
+            weight_decay,
+            self.spec.maximize,
+            step=step,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            decoupled=decoupled,
+        )
+        self._kernels.adam(values, grads, state["exp_avg"], state["exp_avg_sq"], terms)
+
+
+_RULES: dict[str, type[UpdateRule]] = {
+    "sgd": _Sgd,
+    "momentum": _Momentum,
+    "adagrad": _Adagrad,
+    "adam": _Adam,
+    "adamw": _Adam,
+}
+
+
+def make_rule(spec: RuleSpec, *, fused: bool | None = None) -> UpdateRule:
+    """The rule of a spec.
+
+    fused: None takes torch's fused kernels where they exist and single operations elsewhere; True
+    demands the former (ConfigError if absent), False the latter. All servers must choose alike.
+    """
+    return _RULES[spec.name](spec, _kernels(fused))
+
+
+def _kernels(fused: bool | None) -> Kernels:
+    if fused is False:
+        return PlainKernels()
+    try:
+        return FusedKernels()
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError) as cause:
+        if fused:
+            raise ConfigError(
+                f"torch {torch.__version__} has no fused optimizer kernels: {cause}"
+            ) from cause
+        return PlainKernels()
+
+
+def _floats(hyper: Hyper) -> list[float]:
+    if len(hyper) != HYPER_SIZE:
+        raise TableError(f"{len(hyper)} hyper-parameters: a rule takes {HYPER_SIZE}")
+    return [float(value) for value in hyper]
