@@ -115,10 +115,13 @@ def transport_defaults(
     without it Open MPI's version is taken from its own mpirun, and unknown under srun.
     cores: cores of this node, os.cpu_count() by default.
 
-    OMPI_MCA_osc=sm,pt2pt: Open MPI 4 on several nodes.  Left alone it finds no one-sided component
-        over TCP and MPI_Win_allocate fails with MPI_ERR_WIN; pt2pt is the one that works.  sm
-        stays in the list for MPI_Win_allocate_shared on a node, which pt2pt cannot do.
-    OMPI_MCA_pml=ob1: the same case.  The point-to-point layer that pt2pt was proved over.
+    OMPI_MCA_osc=sm,pt2pt: Open MPI 4.  Between nodes it finds no one-sided component over TCP when
+        left alone and MPI_Win_allocate fails with MPI_ERR_WIN; pt2pt is the one that works.  On one
+        node it prefers rdma, which corrupted data before 4.1.5; sm is right, faster, and the only
+        one that makes windows of MPI_Win_allocate_shared.
+    OMPI_MCA_osc=^ucx: Open MPI 5.  Its ucx component prints two lines a rank for every window that
+        it does not take.
+    OMPI_MCA_pml=ob1: Open MPI 4 on several nodes.  The layer that pt2pt was proved over.
     OMPI_MCA_mpi_yield_when_idle=1: Open MPI with more ranks on this node than cores.  A waiting
         rank gives its core away instead of spinning out its time slice.
     MPIR_CVAR_CH4_NETMOD=ofi: an MPICH built with both ofi and ucx.  One-sided calls over its
@@ -127,9 +130,12 @@ def transport_defaults(
     cores = cores or os.cpu_count() or 1
     defaults = {}
     major = _openmpi_major(env, library_version)
-    if major == 4 and env.several_nodes:
+    if major == 4:
         defaults["OMPI_MCA_osc"] = "sm,pt2pt"
-        defaults["OMPI_MCA_pml"] = "ob1"
+        if env.several_nodes:
+            defaults["OMPI_MCA_pml"] = "ob1"
+    elif major == 5:
+        defaults["OMPI_MCA_osc"] = "^ucx"
     if major is not None and env.local_size is not None and env.local_size > cores:
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     device = re.search(r"MPICH Device:\s*ch4:(\S+)", library_version)

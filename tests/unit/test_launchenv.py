@@ -122,7 +122,7 @@ def test_requested_servers_names_variable_and_value(name, value):
 def test_requested_role():
     assert requested_role({}) is None
     assert requested_role({"MPIFLEET_ROLE": "Server"}) == "server"
-    with pytest.raises(ConfigError, match="'boss'.*server and worker"):
+    with pytest.raises(ConfigError, match=r"'boss'.*server and worker"):
         requested_role({"MPIFLEET_ROLE": "boss"})
 
 
@@ -133,16 +133,23 @@ def test_transport_of_openmpi_4_on_two_nodes():
 
 
 def test_transport_needs_nothing_elsewhere():
-    assert transport_defaults(LaunchEnv("none"), OMPI_4_LIBRARY) == {}
-    assert transport_defaults(read_launch_env(OPENMPI_5), cores=2) == {}
-    assert transport_defaults(read_launch_env(SRUN), OMPI_5_LIBRARY, cores=64) == {}
+    assert transport_defaults(LaunchEnv("none"), "MVAPICH 3") == {}
     assert transport_defaults(read_launch_env(SRUN), cores=64) == {}
 
 
 def test_more_ranks_than_cores_yield():
-    assert transport_defaults(read_launch_env(OPENMPI_5), cores=1) == {
-        "OMPI_MCA_mpi_yield_when_idle": "1"
+    one_node_4 = LaunchEnv("mpirun-openmpi", size=4, local_size=4, mpi_version="4")
+    osc = {"OMPI_MCA_osc": "sm,pt2pt"}
+    assert transport_defaults(one_node_4, cores=4) == osc
+    crowded = {**osc, "OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert transport_defaults(one_node_4, cores=2) == crowded
+
+
+def test_openmpi_5_leaves_ucx_out():
+    assert transport_defaults(read_launch_env(SRUN), OMPI_5_LIBRARY, cores=64) == {
+        "OMPI_MCA_osc": "^ucx"
     }
+    assert transport_defaults(read_launch_env(OPENMPI_5), cores=2) == {"OMPI_MCA_osc": "^ucx"}
 
 
 def test_mpich_with_two_netmods_takes_ofi():

@@ -1,0 +1,71 @@
+"""A job that holds a lifeline over plain mpi4py; each rank does what the command line says.
+
+Usage: lifeline_job.py RANK:ACTION ... ; other ranks wait in MPI_Barrier, which never completes.
+Prints "ready RANK PID" on every rank, after all ranks hold their lifelines.
+"""
+
+import os
+import sys
+import time
+
+import mpi4py
+import numpy as np
+
+from mpifleet.launchenv import read_launch_env, transport_defaults
+
+mpi4py.rc.thread_level = "serialized"
+for name, value in transport_defaults(read_launch_env()).items():
+    os.environ.setdefault(name, value)
+from mpi4py import MPI  # noqa: E402
+
+from mpifleet.lifeline import Address, Hub, Lifeline, install_excepthook, listen_host  # noqa: E402
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    rank, size = world.rank, world.size
+    node_comm = world.Split_type(MPI.COMM_TYPE_SHARED)
+    one_node = node_comm.size == size
+    hub = Hub.open(listen_host(one_node)) if rank == 0 and size > 1 else None
+    address = world.bcast(hub.address if hub else None)
+    roles = [f"worker {r}" for r in range(size - 1)] + ["server 0"] if size > 1 else ["worker 0"]
+    line = Lifeline.connect(
+        Address(*address) if address else None,
+        rank=rank,
+        size=size,
+        role=roles[rank],
+        roles=roles,
+        stall_report_s=float(os.environ.get("STALL_REPORT_S", "60")),
+        stall_end_s=float(os.environ.get("STALL_END_S", "600")),
+        hub=hub,
+    )
+    install_excepthook(line)
+    # Windows as a parameter server holds them: their files are what must not be left behind.
+    shared = MPI.Win.Allocate_shared(1 << 20, 1, comm=node_comm)
+    window = MPI.Win.Allocate(1 << 20, 1, comm=node_comm)
+    world.Barrier()
+    print(f"ready {rank} {os.getpid()}\n", end="", flush=True)
+    action = dict(word.split(":") for word in sys.argv[1:]).get(str(rank), "barrier")
+    if action == "raise":
+        raise ValueError("no such thing\nsecond line")
+    if action == "exit":
+        sys.exit(3)
+    if action == "sleep":
+        time.sleep(600)
+    if action == "busy":
+        while True:
+            np.ones(100_000).sum()
+    if action == "fork":
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+        print(f"child {rank} {child}\n", end="", flush=True)
+    if action != "finish":
+        world.Barrier()
+    shared.Free()
+    window.Free()
+    line.goodbye()
+    MPI.Finalize()
+
+
+main()
