@@ -108,12 +108,14 @@ def test_mode_of_the_defaults_is_async_and_cannot_be_set():
         strategy.mode = "sync"
 
 
+@pytest.mark.parametrize("k_steps", [1, 100])
 @pytest.mark.parametrize("a_sync", [True, False])
-def test_geo_is_not_available(a_sync):
+def test_geo_is_not_available(a_sync, k_steps):
     strategy = DistributedStrategy()
     strategy.a_sync = a_sync
-    with pytest.raises(NotAvailable, match=r"k_steps.* = 100 is not available .*GEO.*-1 or 0"):
-        strategy.a_sync_configs = {"k_steps": 100}
+    expected = rf"k_steps.* = {k_steps} is not available .*GEO.*-1 or 0"
+    with pytest.raises(NotAvailable, match=expected):
+        strategy.a_sync_configs = {"k_steps": k_steps}
     with pytest.raises(ConfigError, match="= -2 is not valid; valid: a whole number >= -1"):
         strategy.a_sync_configs = {"k_steps": -2}
     assert strategy.a_sync_configs["k_steps"] == -1
