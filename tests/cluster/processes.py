@@ -50,6 +50,6 @@ def processes_of(scratch: Path) -> dict[int, str]:
 def _holds_open(entry: Path, marker: bytes) -> bool:
     for link in [entry / "cwd", *(entry / "fd").iterdir()]:
         with contextlib.suppress(OSError):
-            if os.fsencode(os.readlink(link)).startswith(marker):
+            if os.fsencode(link.readlink()).startswith(marker):
                 return True
     return False

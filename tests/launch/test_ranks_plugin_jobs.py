@@ -18,7 +18,7 @@ from tests import ranks
 def pytest_configure(config):
     ranks.register(config, Path(__file__).parent)
 """
-PYTEST = [sys.executable, "-m", "pytest", "--rootdir", ".", "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-m", "pytest", "--rootdir", ".", "--color=no", "-pno:cacheprovider"]
 
 
 def mpirun() -> str:
