@@ -121,7 +121,7 @@ def normalise_dense(
 def hash_ids(
     words: NDArray[np.uint64], blank: NDArray[np.bool_], hash_dim: int = HASH_DIM
 ) -> NDArray[np.int64]:
-    """Id in [0, hash_dim) of every categorical value, the same in every process and on every machine.
+    """Id in [0, hash_dim) of every categorical value, the same in every process and machine.
 
     words: uint64 [n, slots], the 32-bit number that the 8 hex digits spell; blank: bool, same
     shape.  The key (slot << 33 | blank << 32 | word) goes through the finaliser of splitmix64

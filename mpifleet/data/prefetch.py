@@ -108,14 +108,14 @@ def _produce(iterable: Iterable[Any], items: queue.Queue[Any], stop: threading.E
             except StopIteration:
                 break
             items.put(item)
-    except BaseException as raised:  # noqa: BLE001  the consumer gets it, or would wait for ever
+    except BaseException as raised:  # the consumer gets it, or would wait for ever
         error = raised
     finally:
         close = getattr(source, "close", None)
         if callable(close):
             try:
                 close()
-            except BaseException as raised:  # noqa: BLE001
+            except BaseException as raised:
                 error = error or raised
         if not stop.is_set():
             items.put(_End(error))
