@@ -126,7 +126,7 @@ class Lifeline:
 
     def _open(self, address: Address, hello: bytes) -> None:
         try:
-            self._sock = socket.create_connection(tuple(address[:2]), timeout=CONNECT_S)
+            self._sock = socket.create_connection((address.host, address.port), CONNECT_S)
             self._sock.sendall(hello)
             self._sock.setblocking(False)
         except OSError as error:
@@ -153,7 +153,7 @@ class Lifeline:
                 if now_s - before_s > 5 * BEAT_S:
                     self._heard_s += now_s - before_s  # we were stopped, not the hub
                 if self._sock in ready and not self._receive():
-                    selector.unregister(self._sock)  # type: ignore[arg-type]
+                    selector.unregister(self._sock)
                     self._lost_hub()
                 for number in self._signals.arrived():
                     self._on_signal(number, now_s)

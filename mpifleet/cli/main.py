@@ -1,0 +1,43 @@
+"""Entry point of the `mpifleet` command: parses the command line and calls one subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from mpifleet.cli import run
+from mpifleet.errors import FleetError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (sys.argv[1:] by default) and return its exit status.
+
+    An error of the user's making is printed in one line and gives status 2.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.call(arguments))
+    except FleetError as error:
+        print(f"mpifleet: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mpifleet", description="MPI-native PyTorch training.")
+    parser.add_argument("--version", action="version", version=f"mpifleet {_version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    run.add_parser(commands)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("mpifleet")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

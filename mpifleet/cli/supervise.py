@@ -1,0 +1,191 @@
+"""Runs the launcher as a child: passes signals on, copies stderr, leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from mpifleet.lifeline.ending import is_segment, mapped_segments, unlink_segments
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 10.0
+REASON = re.compile(rb"mpifleet: rank [^\r\n]*")
+_PR_SET_PDEATHSIG = 1
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], is_srun: bool) -> int:
+    """Run `command` to its end and return its exit status, 128 + signal if a signal ended it.
+
+    A failing job's last line on stderr names the rank that failed.
+    """
+    started_s = time.time()
+    # A terminal cannot be read from the child's own session.
+    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+    try:
+        child = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=stdin,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_end_with_parent(os.getpid()),
+        )
+    except OSError as error:
+        print(f"mpifleet: error: cannot start {command[0]}: {error}", file=sys.stderr)
+        return 127
+    stopper = _Stopper(child, is_srun)
+    with stopper.installed():
+        reason = _copy_stderr(child, stopper)
+        status = child.wait()
+    if not is_srun:
+        kill_session(child.pid)
+    if status < 0:
+        status = 128 - status
+    if status and stopper.signals:
+        status = 128 + stopper.signals[0]
+    if status:
+        remove_leftovers(started_s)
+        last = reason or f"mpifleet: the job ended with exit status {status}".encode()
+        _write(2, last + b"\n")
+    return status
+
+
+class _Stopper:
+    """Passes signals on to the launcher; ends what does not end by itself."""
+
+    def __init__(self, child: subprocess.Popen[bytes], is_srun: bool) -> None:
+        self._child = child
+        self._is_srun = is_srun
+        self._kill_at_s = float("inf")
+        self.signals: list[int] = []
+
+    @contextlib.contextmanager
+    def installed(self):  # type: ignore[no-untyped-def]
+        """The handlers, for the time of the block; a signal that is ignored (nohup) stays so."""
+        watched = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._handle) for number in watched}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if len(self.signals) > 1 and number == signal.SIGINT:
+            self._kill_at_s = 0.0
+            return
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + GRACE_S)
+        # srun only asks "one more?" at an interrupt; SIGTERM it hands to the ranks.
+        self._child.send_signal(signal.SIGTERM if self._is_srun else number)
+
+    def kill_if_due(self) -> None:
+        """SIGKILL the launcher, and the ranks that are its children, when their time is up."""
+        if time.monotonic() < self._kill_at_s:
+            return
+        self._kill_at_s = float("inf")
+        if self._is_srun:
+            # Two interrupts within a second make srun cancel the whole step on every node.
+            for _ in range(2):
+                self._child.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(GRACE_S)
+        else:
+            kill_session(self._child.pid)
+        self._child.kill()
+
+
+def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> bytes:
+    """Copy the child's stderr to ours as it comes; returns the last line that names a rank."""
+    assert child.stderr is not None
+    fd, rest, reason, until_s = child.stderr.fileno(), b"", b"", float("inf")
+    while time.monotonic() < until_s:
+        stopper.kill_if_due()
+        if child.poll() is not None and until_s == float("inf"):
+            # Something that outlived the launcher may still hold the pipe: do not wait for it.
+            until_s = time.monotonic() + 1.0
+        if not select.select([fd], [], [], 0.1)[0]:
+            continue
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            break
+        _write(2, chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            found = REASON.search(line)
+            reason = found.group() if found else reason
+        rest = rest[-65536:]
+    found = REASON.search(rest)
+    return found.group() if found else reason
+
+
+def kill_session(session: int) -> list[int]:
+    """SIGKILL every process of the session that the launcher led; returns their ids."""
+    killed = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name of the program, in parentheses, may hold anything; session is 4th after it.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed.append(int(entry.name))
+    return killed
+
+
+def remove_leftovers(since_s: float) -> list[str]:
+    """Remove MPI's files in /dev/shm made since `since_s` that no living process maps.
+
+    Looked at twice: a job that is just starting maps its file a moment after making it.
+    """
+    unmapped = _unmapped(since_s)
+    if unmapped:
+        time.sleep(0.3)
+        unmapped &= _unmapped(since_s)
+    return unlink_segments(unmapped)
+
+
+def _unmapped(since_s: float) -> set[str]:
+    candidates = set()
+    for path in Path("/dev/shm").glob("*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.geteuid() and status.st_mtime >= since_s - 1.0:
+                candidates.add(str(path))
+    candidates = {path for path in candidates if is_segment(path)}
+    if candidates:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                candidates -= mapped_segments(entry.name)
+    return candidates
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """What the child does before exec: ask for SIGTERM should this process be killed."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
+
+
+def _write(fd: int, data: bytes) -> None:
+    # A closed terminal must not keep the job from being ended.
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(fd, data) :]

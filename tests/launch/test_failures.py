@@ -1,0 +1,122 @@
+"""A rank that fails, dies or freezes ends the whole job, and the last line names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from launch.started_job import plain_command, run_command
+
+JOB = str(Path(__file__).parent / "jobs" / "lifeline_job.py")
+HOST = socket.gethostname()
+ROLES = ["worker 0", "worker 1", "server 0"]
+LIMIT_S = 10.0
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def last_words(job):
+    """The last line that a rank wrote: mpirun writes its own reports after it."""
+    return [line for line in job.stderr.splitlines() if line.startswith("mpifleet: ")][-1]
+
+
+def test_a_job_that_works_says_nothing(start_job):
+    job = start_job(run_command(1, 2, JOB, "0:finish", "1:finish", "2:finish"))
+    assert job.wait(40) == 0
+    assert [line for line in job.stderr.splitlines() if "mpifleet: rank" in line] == []
+
+
+def test_one_rank_alone_needs_no_hub(start_job):
+    job = start_job(run_command(0, 1, JOB, "0:raise"))
+    assert job.wait(40) == 1
+    assert job.last_line() == "mpifleet: rank 0 (worker 0) failed: ValueError: no such thing"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_an_exception_ends_the_job_while_the_others_wait_in_mpi(start_job, rank):
+    job = start_job(run_command(1, 2, JOB, f"{rank}:raise"))
+    job.wait_ready(3)
+    began_s = time.monotonic()
+    assert job.wait() == 1
+    assert time.monotonic() - began_s < LIMIT_S
+    assert "Traceback" in job.stderr
+    words = f"mpifleet: rank {rank} ({ROLES[rank]}) failed: ValueError: no such thing"
+    assert job.last_line() == words
+
+
+def test_exit_status_of_a_rank_is_the_jobs(start_job):
+    job = start_job(run_command(1, 2, JOB, "1:exit"))
+    assert job.wait(40) == 3
+    assert job.last_line() == "mpifleet: rank 1 (worker 1) left with exit status 3"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_killed_rank_is_named(start_job, rank):
+    job = start_job(run_command(1, 2, JOB))
+    os.kill(job.wait_ready(3)[rank], signal.SIGKILL)
+    assert job.wait(LIMIT_S) != 0
+    assert job.last_line() == f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} died"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_is_named_under_bare_mpirun(start_job, rank):
+    job = start_job(plain_command(3, JOB))
+    os.kill(job.wait_ready(3)[rank], signal.SIGKILL)
+    assert job.wait(LIMIT_S) != 0
+    assert last_words(job) == f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} died"
+
+
+def test_a_killed_rank_is_seen_although_its_child_lives(start_job):
+    job = start_job(run_command(1, 2, JOB, "1:fork"))
+    pids = job.wait_ready(3)
+    job.wait_until(lambda: "child 1 " in job.stdout, 10, "the rank has forked")
+    os.kill(pids[1], signal.SIGKILL)
+    assert job.wait(LIMIT_S) != 0
+    assert job.last_line() == f"mpifleet: rank 1 (worker 1) on {HOST} died"
+
+
+def test_signals_to_a_forked_child_are_not_the_ranks(start_job):
+    job = start_job(run_command(1, 2, JOB, "1:fork"))
+    job.wait_ready(3)
+    job.wait_until(lambda: "child 1 " in job.stdout, 10, "the rank has forked")
+    child = int(job.stdout.split("child 1 ")[1].split()[0])
+    os.kill(child, signal.SIGTERM)
+    job.wait_until(lambda: child not in job.pids(), 5, "the child ends")
+    time.sleep(2.0)  # longer than a failure needs to end the job
+    assert job.process.poll() is None
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_rank_is_reported_and_then_ended(start_job, rank):
+    limits = {"STALL_REPORT_S": "2", "STALL_END_S": "5"}
+    job = start_job(run_command(1, 2, JOB, "2:sleep"), limits)
+    os.kill(job.wait_ready(3)[rank], signal.SIGSTOP)
+    who = f"rank {rank} ({ROLES[rank]}) on {HOST}"
+    job.wait_until(lambda: "no sign of life" in job.stderr, 5, "the silence is reported")
+    reports = [line for line in job.stderr.splitlines() if "no sign of life" in line]
+    assert who in reports[0]
+    assert job.wait(LIMIT_S) != 0
+    assert job.last_line().startswith(f"mpifleet: {who} silent for ")
+    assert "Current thread" in job.stderr, "stacks of the ranks that waited"
+    assert "time.sleep" in job.stderr or "in main" in job.stderr
+
+
+def test_a_job_frozen_and_thawed_as_a_whole_goes_on(start_job):
+    limits = {"STALL_REPORT_S": "2", "STALL_END_S": "4"}
+    job = start_job(run_command(1, 2, JOB), limits)
+    pids = job.wait_ready(3).values()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(7.0)  # well past the end limit: the point is that this time does not count
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(2.0)
+    assert job.process.poll() is None, job.stderr
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait() == 143
