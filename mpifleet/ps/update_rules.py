@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -67,6 +68,18 @@ __all__ = [
 Hyper = np.ndarray | Sequence[float]
 
 
+@dataclass(frozen=True)
+class _Update:
+    """One checked update: flat tensors, 1-based step, hyper-parameters in their slots."""
+
+    values: Tensor
+    grads: Tensor
+    state: dict[str, Tensor]
+    step: int
+    hyper: Sequence[float]
+    lazy: bool
+
+
 class UpdateRule:
     """One update rule; holds no table data, so one instance serves every table of its spec.
 
@@ -99,7 +112,7 @@ class UpdateRule:
         """
         self._check(values, grads, state, step, dims=1)
         if values.numel():
-            self._apply(values, grads, state, step, _floats(hyper), lazy=False)
+            self._apply(_Update(values, grads, state, step, _floats(hyper), lazy=False))
 
     def apply_rows(
         self, rows: Tensor, grads: Tensor, state: dict[str, Tensor], step: int, hyper: Hyper
@@ -112,22 +125,15 @@ class UpdateRule:
         self._check(rows, grads, state, step, dims=2)
         if rows.numel():
             flat = {slot: state[slot].view(-1) for slot in self.slots}
-            self._apply(rows.view(-1), grads.view(-1), flat, step, _floats(hyper), lazy=True)
+            flat_rows, flat_grads = rows.view(-1), grads.view(-1)
+            self._apply(_Update(flat_rows, flat_grads, flat, step, _floats(hyper), lazy=True))
 
     def additive_scale(self, hyper: Hyper) -> float | None:
         """c where the update is exactly values += c * grads; None where it is more than that."""
         del hyper
         return None
 
-    def _apply(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        state: dict[str, Tensor],
-        step: int,
-        hyper: Sequence[float],
-        lazy: bool,
-    ) -> None:
+    def _apply(self, update: _Update) -> None:
         raise NotImplementedError
 
     def _check(
@@ -160,35 +166,21 @@ class _Sgd(UpdateRule):
             return None
         return float(hyper[LR]) if self.spec.maximize else -float(hyper[LR])
 
-    def _apply(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        state: dict[str, Tensor],
-        step: int,
-        hyper: Sequence[float],
-        lazy: bool,
-    ) -> None:
-        lr, weight_decay = hyper[:2]
-        self._kernels.sgd(values, grads, SgdTerms(lr, weight_decay, self.spec.maximize))
+    def _apply(self, update: _Update) -> None:
+        lr, weight_decay = update.hyper[:2]
+        self._kernels.sgd(
+            update.values, update.grads, SgdTerms(lr, weight_decay, self.spec.maximize)
+        )
 
 
 class _Momentum(UpdateRule):
     slots = ("momentum_buffer",)
 
-    def _apply(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        state: dict[str, Tensor],
-        step: int,
-        hyper: Sequence[float],
-        lazy: bool,
-    ) -> None:
-        lr, weight_decay, momentum, dampening = hyper[:4]
+    def _apply(self, update: _Update) -> None:
+        lr, weight_decay, momentum, dampening = update.hyper[:4]
         maximize = self.spec.maximize
         if momentum == 0.0:  # a schedule cycled it to 0: torch then leaves the buffer alone
-            self._kernels.sgd(values, grads, SgdTerms(lr, weight_decay, maximize))
+            self._kernels.sgd(update.values, update.grads, SgdTerms(lr, weight_decay, maximize))
             return
         terms = MomentumTerms(
             lr,
@@ -197,9 +189,10 @@ class _Momentum(UpdateRule):
             momentum=momentum,
             dampening=dampening,
             nesterov=self.spec.nesterov,
-            first=step == 1 and not lazy,
+            first=update.step == 1 and not update.lazy,
         )
-        self._kernels.momentum(values, grads, state["momentum_buffer"], terms)
+        buf = update.state["momentum_buffer"]
+        self._kernels.momentum(update.values, update.grads, buf, terms)
 
 
 class _Adagrad(UpdateRule):
@@ -208,50 +201,35 @@ class _Adagrad(UpdateRule):
     def initial_state(self, hyper: Hyper) -> dict[str, float]:
         return {"sum": float(hyper[4])}
 
-    def _apply(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        state: dict[str, Tensor],
-        step: int,
-        hyper: Sequence[float],
-        lazy: bool,
-    ) -> None:
-        lr, weight_decay, lr_decay, eps = hyper[:4]
-        decayed_lr = lr / (1.0 + (step - 1) * lr_decay)
+    def _apply(self, update: _Update) -> None:
+        lr, weight_decay, lr_decay, eps = update.hyper[:4]
+        decayed_lr = lr / (1.0 + (update.step - 1) * lr_decay)
         terms = AdagradTerms(decayed_lr, weight_decay, self.spec.maximize, eps=eps)
-        self._kernels.adagrad(values, grads, state["sum"], terms)
+        self._kernels.adagrad(update.values, update.grads, update.state["sum"], terms)
 
 
 class _Adam(UpdateRule):
     slots = ("exp_avg", "exp_avg_sq")
 
-    def _apply(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        state: dict[str, Tensor],
-        step: int,
-        hyper: Sequence[float],
-        lazy: bool,
-    ) -> None:
-        lr, weight_decay, beta1, beta2, eps = hyper[:5]
+    def _apply(self, update: _Update) -> None:
+        lr, weight_decay, beta1, beta2, eps = update.hyper[:5]
         decoupled = self.spec.name == "adamw"
-        if lazy and not decoupled:
+        if update.lazy and not decoupled:
             # SparseAdam: a*m*r/(sqrt(s) + eps) with r = sqrt(1 - beta2^t) is Adam's
             # a*m/(sqrt(s)/r + eps/r).
-            eps /= math.sqrt(1.0 - beta2**step)
+            eps /= math.sqrt(1.0 - beta2**update.step)
         terms = AdamTerms(
             lr,
             weight_decay,
             self.spec.maximize,
-            step=step,
+            step=update.step,
             beta1=beta1,
             beta2=beta2,
             eps=eps,
             decoupled=decoupled,
         )
-        self._kernels.adam(values, grads, state["exp_avg"], state["exp_avg_sq"], terms)
+        exp_avg, exp_avg_sq = (update.state[slot] for slot in self.slots)
+        self._kernels.adam(update.values, update.grads, exp_avg, exp_avg_sq, terms)
 
 
 _RULES: dict[str, type[UpdateRule]] = {

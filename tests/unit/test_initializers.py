@@ -91,8 +91,8 @@ def test_more_columns_keep_the_first_ones_and_seeds_differ():
 def test_moments_and_range():
     size = 400_000
     uniform = initial_rows("uniform", np.arange(size // 8), 8, seed=11, scale=2.0, dtype=float)
-    assert uniform.min() > -2.0 and uniform.max() < 2.0
-    assert uniform.min() < -1.9999 and uniform.max() > 1.9999
+    assert -2.0 < uniform.min() < -1.9999
+    assert 1.9999 < uniform.max() < 2.0
     normal = initial_rows("normal", np.arange(size // 8), 8, seed=11, scale=0.5, dtype=float) / 0.5
     for values, variance, fourth in ((uniform / 2.0, 1 / 3, 1 / 5), (normal, 1.0, 3.0)):
         error = 5 / math.sqrt(size)  # five standard errors, up to a constant near 1

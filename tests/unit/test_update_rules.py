@@ -56,7 +56,7 @@ TORCH_CASES = {
 }
 
 SCHEDULES = {
-    "constant": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1.0),
+    "constant": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda _: 1.0),
     "warm-up-and-decay": lambda o: torch.optim.lr_scheduler.LambdaLR(
         o, lambda t: min((t + 1) / 10, 1.0) * 0.97**t
     ),
@@ -64,27 +64,41 @@ SCHEDULES = {
 
 # name, flags, hyper-parameters of the lazy rules
 LAZY_CASES = {
-    "sgd": ("sgd", {}, dict(lr=0.1)),
-    "sgd-decay": ("sgd", {"maximize": True}, dict(lr=0.1, weight_decay=0.05)),
-    "momentum": ("momentum", {}, dict(lr=0.1, momentum=0.9)),
+    "sgd": ("sgd", {}, {"lr": 0.1}),
+    "sgd-decay": ("sgd", {"maximize": True}, {"lr": 0.1, "weight_decay": 0.05}),
+    "momentum": ("momentum", {}, {"lr": 0.1, "momentum": 0.9}),
     "momentum-damped": (
         "momentum",
         {},
-        dict(lr=0.1, momentum=0.9, dampening=0.25, weight_decay=0.01),
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.01},
     ),
-    "nesterov": ("momentum", {"nesterov": True}, dict(lr=0.1, momentum=0.8, weight_decay=0.01)),
+    "nesterov": (
+        "momentum",
+        {"nesterov": True},
+        {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.01},
+    ),
     "adagrad": (
         "adagrad",
         {},
-        dict(lr=0.1, lr_decay=0.02, eps=1e-8, initial_accumulator_value=0.1, weight_decay=0.01),
+        {
+            "lr": 0.1,
+            "lr_decay": 0.02,
+            "eps": 1e-8,
+            "initial_accumulator_value": 0.1,
+            "weight_decay": 0.01,
+        },
     ),
-    "adam": ("adam", {}, dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-3)),
+    "adam": ("adam", {}, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-3}),
     "adam-decay": (
         "adam",
         {"maximize": True},
-        dict(lr=0.01, beta1=0.7, beta2=0.9, eps=1e-8, weight_decay=0.1),
+        {"lr": 0.01, "beta1": 0.7, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1},
     ),
-    "adamw": ("adamw", {}, dict(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.3)),
+    "adamw": (
+        "adamw",
+        {},
+        {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "weight_decay": 0.3},
+    ),
 }
 
 both_routes = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
