@@ -1,0 +1,1 @@
+"""Measurements against peers and baselines, one JSON line per figure."""
