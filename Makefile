@@ -1,0 +1,23 @@
+# PYTHON makes the virtual environments under .venvs; any Python >= 3.10 will do.
+PYTHON ?= python3
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    train, evaluate and reload a recommendation model on this machine (a few minutes)"
+	@echo "make test    every test, on every MPI and number of ranks (TEST=\"--only unit\" for a part)"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove caches and build products (.venvs and .data stay)"
+
+demo:
+	@$(PYTHON) -m tools.demo
+
+test:
+	@$(PYTHON) -m tools.test $(TEST)
+
+lint:
+	@$(PYTHON) -m tools.test --only lint
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .scratch
+	find mpifleet tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,68 @@
+"""The parts of the whole test run, as commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MPI_FOLDERS = ("tests/mpi", "tests/probes")
+RANK_COUNTS = (1, 2, 3, 4)
+KINDS = ("lint", "unit", "mpi", "launch", "cluster")
+MPIS = ("system", "wheel")
+SOURCES = ("mpifleet", "tools", "tests", "examples", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command of the test run.
+
+    mpi: the virtual environment it runs in.  limit_s: it is ended, and has failed, after that.
+    """
+
+    kind: str
+    name: str
+    mpi: str
+    command: list[str]
+    limit_s: float
+    ranks: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_pytest(self) -> bool:
+        """Whether its outcomes are counted test by test."""
+        return "pytest" in self.command
+
+
+def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
+    """Every part in the order in which they run: what fails fast comes first."""
+    system = venvs / "system" / "bin"
+    python = str(system / "python")
+    sources = [name for name in SOURCES if (root / name).is_dir()]
+    ruff = str(system / "ruff")
+    yield Part("lint", "ruff check", "system", [ruff, "check", *sources], 60)
+    yield Part("lint", "ruff format", "system", [ruff, "format", "--check", *sources], 60)
+    yield Part("lint", "mypy", "system", [python, "-m", "mypy"], 180)
+    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 300)
+    for mpi in MPIS:
+        for ranks in RANK_COUNTS:
+            yield mpi_part(venvs, mpi, ranks)
+    for mpi in MPIS:
+        python = str(venvs / mpi / "bin" / "python")
+        yield Part("launch", "tests/launch", mpi, _pytest(python, "tests/launch"), 420)
+    python = str(system / "python")
+    yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 300)
+
+
+def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
+    """The MPI suite at one world size on one MPI."""
+    folder = venvs / mpi / "bin"
+    mpirun = str(folder / "mpirun") if mpi == "wheel" else "mpirun"
+    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    command = [mpirun, *options, *_pytest(str(folder / "python"), *MPI_FOLDERS)]
+    env = {"MPIFLEET_TEST_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
+    return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 240, ranks, env)
+
+
+def _pytest(python: str, *folders: str) -> list[str]:
+    return [python, "-m", "pytest", "-p", "tests.tally", *folders]

@@ -1,0 +1,57 @@
+"""What the tests need from the operating system, and its installation where that is possible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tools.processes import environment, run
+from tools.venvs import ROOT
+
+PACKAGES = ("openmpi-bin", "libopenmpi-dev", "slurm-wlm", "munge")
+OPEN_MPI = ("mpirun", "ompi_info")
+SLURM = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+APT_LIMIT_S = 600.0
+
+
+def missing(programs: tuple[str, ...]) -> list[str]:
+    """The programs that are not installed."""
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    return [program for program in programs if shutil.which(program, path=path) is None]
+
+
+def install_system_packages() -> None:
+    """Installs Open MPI, Slurm and munge through apt, when they are missing and we are root."""
+    if not missing(OPEN_MPI + SLURM):
+        return
+    if (
+        os.geteuid() != 0
+        or shutil.which("apt-get") is None
+        or not Path("/etc/debian_version").exists()
+    ):
+        return
+    # RUNLEVEL=1 keeps the packages from starting daemons: the tests start their own.
+    env = environment(extra={"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"})
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-q", "-y", "--no-install-recommends", *PACKAGES],
+    ):
+        if run(command, env=env, limit_s=APT_LIMIT_S, cwd=ROOT, quiet=True).status != 0:
+            return
+
+
+def obstacle(kind: str, mpi: str) -> str:
+    """Why parts of this kind cannot run with this MPI, with the remedy; empty when they can."""
+    needed: tuple[str, ...] = ()
+    if mpi == "system" and kind in ("mpi", "launch", "cluster"):
+        needed += OPEN_MPI
+    if kind == "cluster":
+        needed += SLURM
+    if absent := missing(needed):
+        return (
+            f"missing: {', '.join(absent)} (Debian, Ubuntu: apt-get install {' '.join(PACKAGES)})"
+        )
+    if kind == "cluster" and os.geteuid() != 0:
+        return "a private two-node Slurm needs root"
+    return ""

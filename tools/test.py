@@ -1,0 +1,90 @@
+"""make test: set-up, then every test on every MPI and number of ranks, and one table at the end.
+
+Ends with a line "N passed, N failed, N skipped"; the exit status is 0 when nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
+from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
+from tools.prerequisites import install_system_packages, obstacle
+from tools.processes import environment, run
+from tools.venvs import ROOT, SetUpError, prepare
+
+WHOLE_RUN_S = 880.0
+EXTRAS = {"system": "test", "wheel": "test,mpi"}
+CHECK = "import mpifleet, torch, mpi4py, h5py, pytest, pytest_timeout"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of this program."""
+    result = argparse.ArgumentParser(prog="python3 -m tools.test", description=__doc__)
+    result.add_argument("--only", default=",".join(KINDS), help="kinds of parts, by commas")
+    result.add_argument("--mpi", choices=MPIS, help="parts of this MPI alone")
+    result.add_argument("--ranks", type=int, choices=RANK_COUNTS, help="this world size alone")
+    result.add_argument("--list", action="store_true", help="print the parts and stop")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what the arguments select and returns the exit status."""
+    arguments = parser().parse_args(argv)
+    kinds = arguments.only.split(",")
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        parser().error(f"--only {','.join(unknown)}: use some of {','.join(KINDS)}")
+    parts = [part for part in all_parts(ROOT, ROOT / ".venvs") if part.kind in kinds]
+    parts = [part for part in parts if arguments.mpi in (None, part.mpi)]
+    if arguments.ranks:
+        parts = [part for part in parts if part.kind != "mpi" or part.ranks == arguments.ranks]
+    if arguments.list:
+        print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
+        return 0
+    begin = time.monotonic()
+    try:
+        install_system_packages()
+        for mpi in sorted({part.mpi for part in parts}):
+            prepare(mpi, EXTRAS[mpi], CHECK)
+    except SetUpError as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        print("0 passed, 1 failed, 0 skipped")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="mpifleet-test-") as scratch:
+        outcomes = [run_part(part, Path(scratch), begin + WHOLE_RUN_S) for part in parts]
+    # Only the whole MPI suite can tell that a file runs nowhere.
+    whole = "mpi" in kinds and not arguments.mpi and not arguments.ranks
+    untested = files_without_a_test(ROOT, outcomes) if whole else []
+    text, well = report(outcomes, untested)
+    print(text, flush=True)
+    return 0 if well else 1
+
+
+def run_part(part: Part, scratch: Path, deadline: float) -> Outcome:
+    """Runs one part within its own limit and what is left until `deadline` (monotonic seconds)."""
+    outcome = Outcome(part)
+    outcome.not_run = obstacle(part.kind, part.mpi)
+    if outcome.not_run:
+        return outcome
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        outcome.counts["failed"] += 1
+        outcome.notes.append(f"no time left: the whole run has {WHOLE_RUN_S:.0f} s")
+        return outcome
+    tally = scratch / f"{part.kind}-{part.mpi}-{part.ranks}.jsonl"
+    env = environment(ROOT / ".venvs" / part.mpi, {**part.env, "MPIFLEET_TEST_TALLY": str(tally)})
+    ended = run(part.command, env=env, limit_s=min(part.limit_s, left_s), cwd=ROOT)
+    outcome.seconds = ended.seconds
+    if part.is_pytest:
+        read_tally(outcome, tally)
+    close(outcome, ended.status)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Virtual environments under .venvs, made once and made again when the requirements change."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+from tools.processes import environment, run
+
+ROOT = Path(__file__).parents[1]
+OLDEST_PYTHON = (3, 10)
+INSTALL_LIMIT_S = 900.0
+
+
+class SetUpError(RuntimeError):
+    """The set-up could not be completed; the message says what to do."""
+
+
+def prepare(name: str, extras: str, check: str) -> Path:
+    """Path of the virtual environment `name` with the package and its `extras` installed.
+
+    extras: comma-separated, may be empty.  check: an import statement that must work there.
+    Does nothing when an earlier call left everything as it should be.
+    """
+    venv = ROOT / ".venvs" / name
+    stamp = venv / ".mpifleet-stamp"
+    wanted = _stamp(extras)
+    if stamp.exists() and stamp.read_text() == wanted and _works(venv, check):
+        return venv
+    print(f"preparing {venv.relative_to(ROOT)}", flush=True)
+    pip = _make(venv)
+    target = f"{ROOT}[{extras}]" if extras else str(ROOT)
+    install(pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", target)
+    if not _works(venv, check):
+        raise SetUpError(f"{venv}: `{check}` fails after the installation")
+    stamp.write_text(wanted)
+    return venv
+
+
+def install(pip: list[str], *arguments: str) -> None:
+    """Runs one ``pip install``; raises SetUpError when it fails."""
+    command = [*pip, "install", "--quiet", *arguments]
+    if run(command, env=environment(), limit_s=INSTALL_LIMIT_S, cwd=ROOT).status != 0:
+        raise SetUpError("pip install failed: see its message above")
+
+
+def pip_of(venv: Path) -> list[str]:
+    """The command that installs into `venv`: its own pip, or ours where it has none."""
+    if (venv / "bin" / "pip").exists():
+        return [str(venv / "bin" / "python"), "-m", "pip"]
+    if importlib.util.find_spec("pip") is None:
+        raise SetUpError(f"{sys.executable} has neither ensurepip nor pip: install one of them")
+    return [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
+
+
+def _make(venv: Path) -> list[str]:
+    if sys.version_info < OLDEST_PYTHON:
+        raise SetUpError(f"Python {sys.version.split()[0]} is too old; 3.10 or newer is needed")
+    if not (venv / "bin" / "python").exists():
+        shutil.rmtree(venv, ignore_errors=True)
+        # Distributions ship Python without ensurepip; pip can install from outside then.
+        bare = [] if importlib.util.find_spec("ensurepip") else ["--without-pip"]
+        command = [sys.executable, "-m", "venv", *bare, str(venv)]
+        if run(command, env=environment(), limit_s=120, cwd=ROOT).status != 0:
+            raise SetUpError("the virtual environment could not be made: see the message above")
+    return pip_of(venv)
+
+
+def _works(venv: Path, check: str) -> bool:
+    python = venv / "bin" / "python"
+    if not python.exists():
+        return False
+    command = [str(python), "-c", check]
+    return run(command, env=environment(venv), limit_s=120, cwd=ROOT, quiet=True).status == 0
+
+
+def _stamp(extras: str) -> str:
+    digest = hashlib.sha256()
+    for name in ("setup.cfg", "constraints.txt", "pyproject.toml"):
+        digest.update((ROOT / name).read_bytes())
+    return f"{digest.hexdigest()} {extras} {ROOT} {sys.version.split()[0]}\n"
