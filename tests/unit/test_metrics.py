@@ -44,7 +44,9 @@ def test_auc_is_the_share_of_ordered_pairs(batch, num_buckets):
 def test_bucket_edges():
     metric = metrics.AUC(4096)
     metric.update([0.0, 1.0, 0.5], [0, 1, 1])
-    assert metric.stat_neg[0] == 1 and metric.stat_pos[4095] == 1 and metric.stat_pos[2047] == 1
+    assert metric.stat_neg[0] == 1
+    assert metric.stat_pos[4095] == 1
+    assert metric.stat_pos[2047] == 1
     assert metric.compute() == 1.0
 
 
