@@ -19,7 +19,10 @@ from mpifleet.lifeline.ending import is_segment, mapped_segments, unlink_segment
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0
-REASON = re.compile(rb"mpifleet: rank [^\r\n]*")
+# From the line that names a failed rank to the end of the whole job; ranks need less than 1 s.
+END_S = 4.0
+# The last words of a failing job.  Log lines have a colon behind the role and do not match.
+REASON = re.compile(rb"mpifleet: rank \d+ \([^()\r\n]*\) [^\r\n]*")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -89,8 +92,16 @@ class _Stopper:
         # srun only asks "one more?" at an interrupt; SIGTERM it hands to the ranks.
         self._child.send_signal(signal.SIGTERM if self._is_srun else number)
 
+    def expect_end(self) -> None:
+        """The ranks have said that the job ends: do not wait for ever for the launcher.
+
+        Open MPI 5's waits until the last process that holds a rank's output has ended, also for
+        one that a dead rank had forked.
+        """
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + END_S)
+
     def kill_if_due(self) -> None:
-        """SIGKILL the launcher, and the ranks that are its children, when their time is up."""
+        """SIGKILL the ranks that are the launcher's children, and it, when their time is up."""
         if time.monotonic() < self._kill_at_s:
             return
         self._kill_at_s = float("inf")
@@ -102,7 +113,10 @@ class _Stopper:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(GRACE_S)
         else:
-            kill_session(self._child.pid)
+            # The ranks first: the launcher then ends by itself and removes its own files.
+            kill_session(self._child.pid, but=self._child.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(2.0)
         self._child.kill()
 
 
@@ -124,17 +138,22 @@ def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> bytes:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             found = REASON.search(line)
-            reason = found.group() if found else reason
+            if found:
+                reason = found.group()
+                stopper.expect_end()
         rest = rest[-65536:]
     found = REASON.search(rest)
     return found.group() if found else reason
 
 
-def kill_session(session: int) -> list[int]:
-    """SIGKILL every process of the session that the launcher led; returns their ids."""
+def kill_session(session: int, but: int = 0) -> list[int]:
+    """SIGKILL every process of the session that the launcher led; returns their ids.
+
+    but: the id of one that is spared.
+    """
     killed = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or int(entry.name) in (os.getpid(), but):
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name of the program, in parentheses, may hold anything; session is 4th after it.
