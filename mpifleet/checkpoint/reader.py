@@ -1,0 +1,205 @@
+"""Read a checkpoint, table blocks included, without trusting that the file is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpifleet.checkpoint.layout import (
+    CHECKPOINT_FORMAT,
+    FILE_NAME,
+    FORMAT_NAME,
+    DenseEntry,
+    SparseEntry,
+    entry_name,
+    is_numeric,
+)
+from mpifleet.errors import CheckpointError
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open `path`, a checkpoint file or the directory that holds model.h5; use it with `with`.
+
+    Raises CheckpointError where it is missing, truncated, incomplete, of another version or no
+    checkpoint at all.
+    """
+    where = Path(path)
+    if where.is_dir():
+        where = where / FILE_NAME
+    if not where.is_file():
+        raise CheckpointError(f"no checkpoint at {where}")
+    try:
+        file = h5py.File(where, "r", locking=False)
+    except OSError as cause:
+        raise CheckpointError(
+            f"checkpoint {where} cannot be opened; it is damaged, truncated or not HDF5: {cause}"
+        ) from cause
+    try:
+        return Checkpoint(file, where)
+    except BaseException:
+        file.close()
+        raise
+
+
+class Checkpoint:
+    """An open checkpoint file; a context manager that closes it.
+
+    Names keep the order in which they were written. Raises CheckpointError for unknown names and
+    for a file whose content is not what its version promises.
+    """
+
+    def __init__(self, file: h5py.File, path: Path) -> None:
+        self.path = path
+        self._file = file
+        self._check_head()
+        with self._reading("its table of contents"):
+            self.meta: dict[str, Any] = {
+                entry_name(link): json.loads(text) for link, text in file["meta"].attrs.items()
+            }
+            self._groups = {kind: _by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        self._file.close()
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the dense parameters."""
+        return tuple(self._groups["dense"])
+
+    @property
+    def sparse_names(self) -> tuple[str, ...]:
+        """Names of the sparse tables."""
+        return tuple(self._groups["sparse"])
+
+    def dense(self, name: str) -> DenseEntry:
+        """One dense parameter, its state, step and attributes."""
+        group = self._entry("dense", name)
+        with self._reading(f"dense parameter {name!r}"):
+            value = self._array(group["value"])
+            state = {entry_name(slot): self._array(item) for slot, item in group["state"].items()}
+            attrs = json.loads(group.attrs["attributes"])
+            step = int(group.attrs["step"])
+        for slot, values in state.items():
+            if values.shape != value.shape:
+                raise CheckpointError(
+                    f"checkpoint {self.path}: state {slot!r} of {name!r} has shape "
+                    f"{values.shape}, its value {value.shape}"
+                )
+        return DenseEntry(name, value, state, step, attrs)
+
+    def sparse(self, name: str) -> SparseEntry:
+        """One sparse table; its `block` reads from this file while it is open."""
+        group = self._entry("sparse", name)
+        with self._reading(f"sparse table {name!r}"):
+            num_rows, dim = int(group.attrs["num_rows"]), int(group.attrs["dim"])
+            attrs = json.loads(group.attrs["attributes"])
+            dtype = str(group["rows"].dtype)
+            state_names = tuple(entry_name(slot) for slot in group["state"])
+            shapes = [group["rows"].shape, *(item.shape for item in group["state"].values())]
+            num_keys = group["keys"].shape
+        if num_keys != (num_rows,) or any(shape != (num_rows, dim) for shape in shapes):
+            raise CheckpointError(
+                f"checkpoint {self.path}: table {name!r} has num_rows={num_rows}, dim={dim}, but "
+                f"keys {num_keys}, rows and state {shapes}"
+            )
+
+        def block(first_key: int, last_key: int) -> dict[str, np.ndarray]:
+            return self.sparse_block(name, first_key, last_key)
+
+        return SparseEntry(name, num_rows, dim, dtype, state_names, attrs, block)
+
+    def sparse_attrs(self, name: str) -> dict[str, Any]:
+        """The attributes a sparse table was written with."""
+        return self.sparse(name).attrs
+
+    def sparse_block(self, name: str, first_key: int, last_key: int) -> dict[str, np.ndarray]:
+        """{"rows": [n, dim], each state name: [n, dim]} of first_key <= key < last_key."""
+        group = self._entry("sparse", name)
+        with self._reading(f"sparse table {name!r}"):
+            num_rows = group["keys"].shape[0]
+            if not 0 <= first_key <= last_key <= num_rows:
+                raise CheckpointError(
+                    f"checkpoint {self.path}: keys [{first_key}, {last_key}) of table {name!r} "
+                    f"lie outside [0, {num_rows})"
+                )
+            keys = group["keys"][first_key:last_key]
+            arrays = {"rows": self._array(group["rows"], first_key, last_key)}
+            for slot, item in group["state"].items():
+                arrays[entry_name(slot)] = self._array(item, first_key, last_key)
+        if not np.array_equal(keys, np.arange(first_key, last_key)):
+            raise CheckpointError(
+                f"checkpoint {self.path}: table {name!r} does not hold the keys "
+                f"[{first_key}, {last_key}) in order"
+            )
+        return arrays
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Every buffer of the model by name."""
+        out = {}
+        for name, group in self._groups["buffers"].items():
+            with self._reading(f"buffer {name!r}"):
+                out[name] = self._array(group["value"])
+        return out
+
+    def _check_head(self) -> None:
+        head = self._file.attrs
+        if head.get("format") != FORMAT_NAME:
+            raise CheckpointError(f"{self.path} is HDF5 but not a checkpoint of mpifleet")
+        version = head.get("format_version")
+        if version != CHECKPOINT_FORMAT:
+            raise CheckpointError(
+                f"checkpoint {self.path} has format version {version}; this mpifleet reads "
+                f"version {CHECKPOINT_FORMAT}"
+            )
+        if head.get("complete") != 1:
+            raise CheckpointError(f"checkpoint {self.path} is incomplete: its writer was stopped")
+
+    def _entry(self, kind: str, name: str) -> h5py.Group:
+        groups = self._groups[kind]
+        if name not in groups:
+            raise CheckpointError(
+                f"checkpoint {self.path} has no {kind} entry {name!r}; "
+                f"it has {', '.join(map(repr, groups)) or 'none'}"
+            )
+        return groups[name]
+
+    def _array(self, item: Any, *bounds: int) -> np.ndarray:
+        if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
+            raise TypeError(f"{item!r} is not an array of numbers")
+        return np.asarray(item[slice(*bounds)] if bounds else item[()])
+
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError) as cause:
+            raise CheckpointError(
+                f"checkpoint {self.path} is damaged at {what}: {cause}"
+            ) from cause
+
+
+def _by_name(parent: h5py.Group) -> dict[str, h5py.Group]:
+    groups = sorted(parent.values(), key=lambda group: int(group.attrs["index"]))
+    return {str(group.attrs["name"]): group for group in groups}
