@@ -5,6 +5,7 @@ Open MPI 4's two-sided windows between nodes refuse MULTIPLE. MPIFLEET_THREAD_LE
 Under SERIALIZED every MPI call of the package is made while holding `serial`.
 """
 
+import json
 import os
 import sys
 import threading
@@ -104,3 +105,34 @@ def mpi_type(mpi: ModuleType, dtype: np.dtype) -> Any:
         return mpi._typedict[np.dtype(dtype).char]
     except KeyError:
         raise ConfigError(f"no MPI datatype for {np.dtype(dtype)}") from None
+
+
+def gather_json(comm: Any, value: Any) -> list[Any]:
+    """Every rank's JSON-able `value`, by rank. Collective. Nothing is pickled."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    with serial:
+        sizes = np.empty(comm.size, np.int64)
+        comm.Allgather(np.array([text.size], np.int64), sizes)
+        starts = np.cumsum(sizes) - sizes
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        comm.Allgatherv(text, [whole, sizes.tolist(), starts.tolist(), _byte()])
+    parts = zip(starts.tolist(), sizes.tolist(), strict=True)
+    return [json.loads(whole[start : start + size].tobytes()) for start, size in parts]
+
+
+def bcast_json(comm: Any, value: Any, root: int = 0) -> Any:
+    """The root's JSON-able `value` on every rank. Collective. Nothing is pickled."""
+    text = json.dumps(value).encode() if comm.rank == root else b""
+    with serial:
+        size = np.array([len(text)], np.int64)
+        comm.Bcast(size, root)
+        whole = np.zeros(int(size[0]), np.uint8)
+        whole[: len(text)] = np.frombuffer(text, np.uint8)
+        comm.Bcast(whole, root)
+    return json.loads(whole.tobytes())
+
+
+def _byte() -> Any:
+    from mpi4py import MPI
+
+    return MPI.BYTE

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from mpifleet.errors import ConfigError
+from mpifleet.mpi import bcast_json, gather_json
 
 
 class Role(enum.Enum):
@@ -124,8 +125,8 @@ class Roles:
         """
         world = comm.Dup()
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
-        nodes = tuple(world.allgather(node.bcast(world.rank)))
-        labels = world.allgather(label)
+        nodes = tuple(gather_json(world, bcast_json(node, world.rank)))
+        labels = gather_json(world, label)
         if any(labels):
             roles = from_labels([text or "" for text in labels])
         elif symmetric:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet.errors import TableError
-from mpifleet.mpi import inter_node_advice, mpi_type, serial
+from mpifleet.mpi import gather_json, inter_node_advice, mpi_type, serial
 from mpifleet.partition import ALIGN_BYTES, align, pieces
 
 MAX_COUNT = 2**31 - 1
@@ -43,7 +43,7 @@ class Window:
                 raise TableError("this MPI keeps separate copies of window memory (not WIN_UNIFIED)")
             memory = np.frombuffer(self._win.tomemory(), np.uint8)
             start = -memory.ctypes.data % ALIGN_BYTES
-            facts = comm.allgather((start, num_bytes))
+            facts = gather_json(comm, (start, num_bytes))
             self._starts = [first for first, _ in facts]
             self._sizes = [size for _, size in facts]
             self.local: np.ndarray = memory[start : start + num_bytes]

@@ -1,0 +1,36 @@
+"""From strategy to behaviour: the one place where flags become settings and an exchange."""
+
+from pathlib import Path
+
+from mpifleet.errors import ConfigError
+from mpifleet.optimizer import DistributedOptimizer
+from mpifleet.patience import Patience
+from mpifleet.ps.exchange import LocalExchange
+from mpifleet.ps.job import Settings
+from mpifleet.strategy import DistributedStrategy
+
+
+def job_settings(strategy: DistributedStrategy) -> Settings:
+    """What the strategy says about a parameter-server job."""
+    return Settings(
+        sync=strategy.mode == "sync",
+        home=strategy.table_home,
+        skip_nonfinite=strategy.nonfinite == "skip",
+        mailbox_bytes=strategy.mailbox_mib << 20,
+        patience=Patience(strategy.stall_report_s, strategy.stall_end_s),
+    )
+
+
+def local_exchange(
+    optimizer: DistributedOptimizer, strategy: DistributedStrategy, load_from: Path | None
+) -> LocalExchange:
+    """All tables in this process. Sync and async are the same thing there."""
+    if strategy.mode not in ("sync", "async"):
+        raise ConfigError(f"mode {strategy.mode!r} has no exchange in a single process")
+    return LocalExchange(
+        optimizer.specs,
+        *optimizer.hypers(),
+        optimizer.first_values(),
+        skip_nonfinite=strategy.nonfinite == "skip",
+        load_from=load_from,
+    )

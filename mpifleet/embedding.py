@@ -1,0 +1,234 @@
+"""An embedding whose rows live on the parameter servers."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpifleet.errors import ConfigError, TableError
+from mpifleet.exchange import Exchange
+from mpifleet.partition import UniqueKeys, unique_keys
+from mpifleet.ps.merge import segment_sum
+from mpifleet.ps.sparse_gradient import SparseGradient
+
+POOLINGS = ("sum", "mean", "concat")
+
+
+class SparseEmbedding(nn.Module):
+    """Look up rows of a table [num_rows, dim] that is spread over the servers by key.
+
+    A forward pulls the distinct rows it needs; a backward keeps their gradient until the
+    optimizer's step() pushes it. Nothing is pushed from under torch.no_grad().
+
+    name: unique among the model's tables.  num_rows: keys are 0..num_rows - 1, per slot when not
+    shared.  pooling: "sum" or "mean" of the ids of a slot, or "concat" of them.
+    num_slots: slots of a sample; their results stand side by side.  shared: one table for all slots,
+    else each slot has num_rows rows of its own.  initializer: "uniform" in [-scale, scale],
+    "normal" with deviation `scale`, "constant" or "zeros"; a row's first value depends on table
+    name, seed and key only.  padding_idx: an id that contributes zeros and is never trained.
+
+    The parameter `weight` [0, dim] stands for the table: its param group in the optimizer gives the
+    table's update rule and learning rate; a table in no group is frozen.
+    """
+
+    weight: nn.Parameter
+    _warned: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        name: str,
+        num_rows: int,
+        dim: int,
+        *,
+        pooling: str = "concat",
+        num_slots: int = 1,
+        shared: bool = True,
+        initializer: str = "uniform",
+        scale: float | None = None,
+        seed: int = 0,
+        padding_idx: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        _check(name, num_rows, dim, pooling, num_slots, padding_idx, dtype)
+        self.name = name
+        self.num_rows = num_rows
+        self.dim = dim
+        self.pooling = pooling
+        self.num_slots = num_slots
+        self.shared = shared
+        self.initializer = initializer
+        self.scale = dim**-0.5 if scale is None else scale
+        self.seed = seed
+        self.padding_idx = padding_idx
+        self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
+        self.gradient = SparseGradient(self.weight)
+        self.weight.sparse_embedding = self  # type: ignore[attr-defined]
+        self._exchange: Exchange | None = None
+        self._table = -1
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the whole table: num_rows, or num_rows per slot when not shared."""
+        return self.num_rows if self.shared else self.num_rows * self.num_slots
+
+    def connect(self, exchange: Exchange, table: int) -> None:
+        """Use `exchange` for pulls and call this table number `table` there."""
+        self._exchange = exchange
+        self._table = table
+
+    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """Rows of `ids`, pooled per slot, slots side by side: [B, num_slots * dim] of dtype `dtype`.
+
+        ids int64 [B, L]: with num_slots == 1 one slot of L ids, else L == num_slots and one id per
+        slot; [B, num_slots, L]: L ids per slot; or flat [n] with offsets int64 [B * num_slots],
+        where each bag begins, bags in sample-major order.
+        pooling "concat" gives [B, num_slots * ids per slot * dim]; all bags must be equally long.
+        Raises KeyRangeError for an id outside [0, num_rows), TableError before init_worker().
+        """
+        if self._exchange is None:
+            raise TableError(
+                f"table {self.name!r} is not connected: call fleet.distributed_optimizer(...) "
+                "and fleet.init_worker() before the first forward"
+            )
+        flat, lengths, batch = self._bags(ids.detach().cpu(), offsets)
+        plan = _Plan.make(self, flat, lengths, self._exchange.num_servers)
+        rows = torch.from_numpy(self._exchange.pull_rows(self._table, plan.unique))
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        pooled = _Lookup.apply(weight, rows, plan, self.gradient)
+        return pooled.reshape(batch, -1).to(self.weight.device)
+
+    def _bags(self, ids: Tensor, offsets: Tensor | None) -> tuple[np.ndarray, np.ndarray, int]:
+        """(flat ids, length of each bag, batch size)."""
+        shape = tuple(ids.shape)
+        if offsets is not None:
+            return self._ragged(ids, offsets.detach().cpu().numpy())
+        if ids.dim() == 2:
+            per_slot = shape[1] if self.num_slots == 1 else 1
+            fits = self.num_slots in (1, shape[1])
+        else:
+            per_slot = shape[-1] if ids.dim() == 3 else 0
+            fits = ids.dim() == 3 and shape[1] == self.num_slots
+        if not fits:
+            raise TableError(
+                f"table {self.name!r}: ids of shape {list(shape)} do not fit {self.num_slots} "
+                f"slot(s); use [B, L], [B, {self.num_slots}, L], or flat ids with offsets"
+            )
+        lengths = np.full(shape[0] * self.num_slots, per_slot, np.int64)
+        return ids.numpy().reshape(-1), lengths, shape[0]
+
+    def _ragged(self, ids: Tensor, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        if ids.dim() != 1 or offsets.ndim != 1 or offsets.size % self.num_slots:
+            raise TableError(
+                f"table {self.name!r}: flat ids need 1-D offsets, {self.num_slots} per sample; got "
+                f"ids {list(ids.shape)} and offsets {list(offsets.shape)}"
+            )
+        lengths = np.diff(offsets, append=ids.numel()).astype(np.int64)
+        wrong = np.flatnonzero(lengths < 0)
+        if wrong.size or (offsets.size and offsets[0] != 0) or (not offsets.size and ids.numel()):
+            at = int(wrong[0]) if wrong.size else 0
+            raise TableError(
+                f"table {self.name!r}: offsets must begin at 0 and not decrease up to "
+                f"{ids.numel()}; see offset {at}"
+            )
+        return ids.numpy(), lengths, offsets.size // self.num_slots
+
+    def extra_repr(self) -> str:
+        """What repr(model) shows."""
+        return f"{self.name!r}, {self.table_rows}, {self.dim}, pooling={self.pooling!r}"
+
+
+class _Plan:
+    """How the distinct rows of one look-up become its output, and the way back."""
+
+    def __init__(self, unique: UniqueKeys, bag_of: np.ndarray | None, lengths: np.ndarray, mean: bool):
+        self.unique = unique
+        self.bag_of = bag_of
+        self.lengths = lengths
+        self.mean = mean
+
+    @classmethod
+    def make(
+        cls, embedding: SparseEmbedding, flat: np.ndarray, lengths: np.ndarray, num_servers: int
+    ) -> "_Plan":
+        """One sort of the ids, whole-array arithmetic for the rest."""
+        table = embedding.name
+        if embedding.pooling == "concat":
+            odd = np.flatnonzero(lengths != lengths[:1]) if lengths.size else lengths
+            if odd.size:
+                raise TableError(
+                    f"table {table!r}: pooling='concat' needs equally long bags; bag {odd[0]} has "
+                    f"{lengths[odd[0]]} ids, bag 0 has {lengths[0]}"
+                )
+            slots = np.repeat(np.arange(lengths.size), lengths) if not embedding.shared else None
+            lengths = np.ones(flat.size, np.int64)
+        else:
+            slots = np.repeat(np.arange(lengths.size), lengths) if not embedding.shared else None
+        bag_of: np.ndarray | None = np.repeat(np.arange(lengths.size), lengths)
+        if embedding.padding_idx is not None:
+            keep = flat != embedding.padding_idx
+            flat, bag_of = flat[keep], bag_of[keep]
+            slots = slots[keep] if slots is not None else None
+            lengths = np.bincount(bag_of, minlength=lengths.size)
+        elif embedding.pooling == "concat" or (lengths == 1).all():
+            bag_of = None
+        if slots is not None:
+            unique_keys(flat, embedding.num_rows, 1, table)  # the range is per slot
+            flat = flat + (slots % embedding.num_slots) * embedding.num_rows
+        unique = unique_keys(flat, embedding.table_rows, num_servers, table)
+        return cls(unique, bag_of, lengths, embedding.pooling == "mean")
+
+    def pool(self, rows: Tensor) -> Tensor:
+        """[u, dim] -> [bags, dim]."""
+        inverse = torch.from_numpy(self.unique.inverse)
+        if self.bag_of is None:
+            return rows.index_select(0, inverse)
+        starts = torch.from_numpy(np.cumsum(self.lengths) - self.lengths)
+        if not inverse.numel():
+            return rows.new_zeros((self.lengths.size, rows.shape[1]))
+        mode = "mean" if self.mean else "sum"
+        return nn.functional.embedding_bag(inverse, rows, starts, mode=mode)
+
+    def unpool(self, grads: Tensor) -> Tensor:
+        """Gradient of `pool`: [bags, dim] -> [u, dim], duplicates summed in order of position."""
+        order = self.unique.order
+        if self.bag_of is not None:
+            order = self.bag_of[order]
+            if self.mean:
+                lengths = torch.from_numpy(np.maximum(self.lengths, 1))
+                grads = grads / lengths.to(grads.dtype)[:, None]
+        return segment_sum(grads.contiguous(), order, self.unique.starts)
+
+
+class _Lookup(torch.autograd.Function):
+    """pool() of pulled rows; backward hands their gradient to the table instead of to a leaf."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, rows: Tensor, plan: _Plan, gradient: SparseGradient
+    ) -> Tensor:
+        ctx.plan, ctx.gradient = plan, gradient
+        return plan.pool(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        # This runs again when a graph is kept: each backward adds once, as for any parameter.
+        ctx.gradient.stage(ctx.plan.unique.keys, ctx.plan.unpool(grads.detach()))
+        return ctx.gradient.placeholder(), None, None, None
+
+
+def _check(
+    name: str, num_rows: int, dim: int, pooling: str, num_slots: int, padding: Any, dtype: torch.dtype
+) -> None:
+    if not name or not isinstance(name, str) or "/" in name:
+        raise ConfigError(f"table name {name!r}: use a non-empty text without '/'")
+    for what, value in (("num_rows", num_rows), ("dim", dim), ("num_slots", num_slots)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"table {name!r}: {what}={value!r} must be a whole number of at least 1")
+    if pooling not in POOLINGS:
+        raise ConfigError(f"table {name!r}: pooling={pooling!r}; use one of {', '.join(POOLINGS)}")
+    if padding is not None and not 0 <= padding < num_rows:
+        raise ConfigError(f"table {name!r}: padding_idx={padding} is outside [0, {num_rows})")
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"table {name!r}: dtype={dtype}; use torch.float32 or torch.float64")

@@ -1,0 +1,59 @@
+"""What happens to one step's gradients between backward() and the next forward()."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpifleet.partition import UniqueKeys
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Everything one step() hands over; arrays are not kept after the call.
+
+    dense_hypers, sparse_hypers: float64 [tables, HYPER_SIZE]; present: uint8 [num_params] and
+    dense: [size], one per dense table; unique and rows [u, dim], one per sparse table.
+    """
+
+    dense_hypers: np.ndarray
+    present: list[np.ndarray]
+    dense: list[np.ndarray]
+    sparse_hypers: np.ndarray
+    unique: list[UniqueKeys]
+    rows: list[np.ndarray]
+
+
+class Exchange(Protocol):
+    """A worker's way to the tables. Only methods that say so are collective."""
+
+    num_servers: int
+
+    def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
+        """Rows of unique.keys, [u, dim], for the caller to keep."""
+        ...
+
+    def pull_dense(self, flats: list[np.ndarray]) -> None:
+        """Current values of every dense table, each into flats[table] [size]."""
+        ...
+
+    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
+        """Hand over one step's gradients, then read the dense parameters into `flats`."""
+        ...
+
+    def flush(self) -> None:
+        """Return once everything this worker handed over is applied."""
+        ...
+
+    def finish(self) -> None:
+        """Say that this worker hands over nothing more. Everything before it is applied."""
+        ...
+
+    def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
+        """Write all tables as one file into `directory`."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Replace all tables by those of a file in `directory`."""
+        ...

@@ -1,0 +1,275 @@
+"""Fleet's public names: `from mpifleet import fleet`.
+
+Every call works the same under mpirun, srun and mpifleet run, and in a single process started as
+`python train.py`, which is then the only worker and holds the tables itself.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from mpifleet.embedding import SparseEmbedding
+from mpifleet.errors import ConfigError, NotAvailable
+from mpifleet.optimizer import DistributedOptimizer
+from mpifleet.partition import file_shard
+from mpifleet.session import Session
+from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
+from mpifleet.util import Util
+
+__all__ = [
+    "BuildStrategy",
+    "DistributedStrategy",
+    "ExecutionStrategy",
+    "MPISymmetricRoleMaker",
+    "PaddleCloudRoleMaker",
+    "SparseEmbedding",
+    "barrier_worker",
+    "distributed_model",
+    "distributed_optimizer",
+    "flush",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_persistables",
+    "run_server",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "split_files",
+    "stop_worker",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_session: Session | None = None
+
+
+@dataclass(frozen=True)
+class PaddleCloudRoleMaker:
+    """Roles from the launch; the default of init()."""
+
+    is_collective: bool = False
+
+
+@dataclass(frozen=True)
+class MPISymmetricRoleMaker:
+    """Fleet's MPI heritage: two ranks on every node, even rank = server, odd rank = worker."""
+
+
+def init(
+    role_maker: PaddleCloudRoleMaker | MPISymmetricRoleMaker | None = None,
+    is_collective: bool = False,
+    strategy: DistributedStrategy | None = None,
+    *,
+    server_num: int | None = None,
+    worker_num: int | None = None,
+    role: str | None = None,
+) -> None:
+    """Decide every rank's role and watch over the job from here on. Collective; once.
+
+    server_num, worker_num: how many; else MPIFLEET_SERVER_NUM and MPIFLEET_WORKER_NUM, else one
+    server per node.  role: this rank's own, "server" or "worker", given by all ranks or none; else
+    MPIFLEET_ROLE.  Raises ConfigError for counts and roles that cannot be, LaunchError when
+    launcher and MPI disagree about the number of ranks.
+    """
+    global _session
+    if is_collective or getattr(role_maker, "is_collective", False):
+        raise NotAvailable("is_collective=True: collective training is not available in this version")
+    if role_maker is not None and not isinstance(
+        role_maker, PaddleCloudRoleMaker | MPISymmetricRoleMaker
+    ):
+        raise ConfigError(
+            f"role_maker={role_maker!r}; use PaddleCloudRoleMaker() or MPISymmetricRoleMaker()"
+        )
+    if strategy is not None and not isinstance(strategy, DistributedStrategy):
+        raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
+    if _session is not None:
+        raise ConfigError("fleet.init() was called before in this process")
+    symmetric = isinstance(role_maker, MPISymmetricRoleMaker)
+    _session = Session(strategy, server_num, worker_num, role, symmetric)
+
+
+def _current() -> Session:
+    if _session is None:
+        raise ConfigError("call fleet.init() first")
+    return _session
+
+
+# -- who am I -------------------------------------------------------------------------------------
+
+
+def is_server() -> bool:
+    """Whether this rank is a server; False in a single process."""
+    return _current().is_server
+
+
+def is_worker() -> bool:
+    """Whether this rank is a worker; True in a single process."""
+    return not _current().is_server
+
+
+def is_first_worker() -> bool:
+    """Whether this rank is worker 0."""
+    return is_worker() and worker_index() == 0
+
+
+def worker_index() -> int:
+    """This worker's number, from 0. Raises ConfigError on a server."""
+    roles = _current().roles
+    if is_server():
+        raise ConfigError("worker_index() on a server; ask is_worker() first")
+    return roles.index if roles else 0
+
+
+def worker_num() -> int:
+    """Number of workers."""
+    roles = _current().roles
+    return roles.num_workers if roles else 1
+
+
+def server_index() -> int:
+    """This server's number, from 0. Raises ConfigError on a worker."""
+    roles = _current().roles
+    if roles is None or not is_server():
+        raise ConfigError("server_index() on a worker; ask is_server() first")
+    return roles.index
+
+
+def server_num() -> int:
+    """Number of servers; 0 in a single process."""
+    roles = _current().roles
+    return roles.num_servers if roles else 0
+
+
+def worker_endpoints(to_string: bool = False) -> list[str] | str:
+    """Where the workers are, as "node/rank" (MPI has no ports); one comma-joined text if asked."""
+    return _endpoints("worker", to_string)
+
+
+def server_endpoints(to_string: bool = False) -> list[str] | str:
+    """Where the servers are, as "node/rank"; one comma-joined text if asked."""
+    return _endpoints("server", to_string)
+
+
+def _endpoints(kind: str, to_string: bool) -> list[str] | str:
+    roles = _current().roles
+    if roles is None:
+        names = ["node0/0"] if kind == "worker" else []
+    else:
+        ranks = roles.worker_ranks if kind == "worker" else roles.server_ranks
+        names = [f"node{roles.nodes[rank]}/{rank}" for rank in ranks]
+    return ",".join(names) if to_string else names
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def distributed_model(model: Model) -> Model:
+    """Name the model whose parameters and tables the job holds. Returns it unchanged."""
+    _current().model = model
+    return model
+
+
+def distributed_optimizer(
+    optimizer: torch.optim.Optimizer,
+    strategy: DistributedStrategy | None = None,
+    model: nn.Module | None = None,
+) -> DistributedOptimizer:
+    """Wrap a torch optimizer: its step() pushes gradients to the servers and pulls what they made.
+
+    Called on every rank, servers too, with the same model and optimizer. strategy: else the one
+    given to init().  model: gives parameters their names; else distributed_model's.
+    """
+    session = _current()
+    if strategy is not None:
+        if not isinstance(strategy, DistributedStrategy):
+            raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
+        session.set_strategy(strategy)
+    if model is not None:
+        session.model = model
+    session.optimizer = DistributedOptimizer(optimizer, session.model)
+    return session.optimizer
+
+
+def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
+    """Prepare a server; dirname: a checkpoint to start from, on every server the same."""
+    if dirname is not None:
+        _current().load_from = Path(dirname).absolute()
+
+
+def run_server() -> None:
+    """Serve until every worker has stopped. Called by every server while workers init_worker()."""
+    _current().serve()
+
+
+def init_worker() -> None:
+    """Connect to the servers; all workers' parameters are then worker 0's. Collective."""
+    session = _current()
+    if session.is_server:
+        raise ConfigError("init_worker() is for workers; this rank is a server: call run_server()")
+    session.start()
+
+
+def stop_worker() -> None:
+    """Say that this worker pushes no more; everything it pushed is applied when this returns."""
+    _current().connected().finish()
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def flush() -> None:
+    """Return once everything this worker pushed is applied, for instance before an evaluation."""
+    _current().connected().flush()
+
+
+def barrier_worker() -> None:
+    """Wait for all workers. Collective over workers."""
+    _current().util.barrier("worker")
+
+
+def save_persistables(dirname: str | os.PathLike[str]) -> None:
+    """Write all parameters, tables and optimizer state as one HDF5 file into `dirname`.
+
+    Worker 0 alone may call it, or all workers: worker 0's call writes, what the servers have
+    received by then included; the others return once their own pushes are applied (barrier_worker()
+    afterwards tells them that the file is there). Raises CheckpointError; an earlier file stays.
+    """
+    _current().save(Path(dirname))
+
+
+def load_persistables(dirname: str | os.PathLike[str]) -> None:
+    """Replace parameters, tables and optimizer state by those of a checkpoint.
+
+    Collective over workers. The number of servers may differ from the saving job's.
+    Raises CheckpointError when the file does not fit the model.
+    """
+    _current().load(Path(dirname))
+
+
+def split_files(files: Sequence[str]) -> list[str]:
+    """This worker's contiguous share of `files`; same as util.get_file_shard."""
+    return file_shard(files, worker_index(), worker_num())
+
+
+def __getattr__(name: str) -> Any:
+    # fleet.util is Fleet's own spelling; it exists from init() on.
+    if name == "util":
+        return _current().util
+    raise AttributeError(f"module 'mpifleet.fleet' has no attribute {name!r}")
+
+
+util: Util

@@ -1,0 +1,240 @@
+"""A torch optimizer whose step() hands the gradients to an exchange."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpifleet.embedding import SparseEmbedding
+from mpifleet.errors import ConfigError, TableError
+from mpifleet.exchange import Exchange, Gradients
+from mpifleet.ps.initializers import table_seed
+from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_of_group
+from mpifleet.ps.spec import DenseSpec, ParamSpec, SparseSpec, TableSpecs
+
+Group = dict[str, Any]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """step() pushes what backward() left in the parameters and tables, and reads the new values.
+
+    It shares its param groups with the wrapped optimizer, so learning-rate schedulers may be built
+    on either; the arithmetic is done by the servers with the same class and hyper-parameters.
+    Between step() calls a dense parameter's data is a copy of what the servers hold.
+
+    optimizer: torch.optim SGD, Adagrad, Adam, AdamW or SparseAdam.  model: gives the parameters
+    their names and says which tables there are beyond the optimizer's groups (frozen ones).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> None:
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.param_groups = optimizer.param_groups
+        self.state = optimizer.state
+        self._inner = optimizer
+        self._exchange: Exchange | None = None
+        names = {id(p): name for name, p in model.named_parameters()} if model else {}
+        self.model = model
+        self.embeddings, self._sparse_groups = _tables(optimizer, model)
+        self._dense_groups: list[Group] = []
+        self._params: list[list[nn.Parameter]] = []
+        self.specs = TableSpecs(self._dense_specs(names), self._sparse_specs())
+        self._values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
+        self._grads = [np.zeros_like(flat) for flat in self._values]
+        self._present = [np.zeros(len(spec.params), np.uint8) for spec in self.specs.dense]
+        self._grad_views = self._views(self._grads)
+        self._value_views = self._views(self._values)
+
+    # -- specs ------------------------------------------------------------------------------------
+
+    def _dense_specs(self, names: dict[int, str]) -> tuple[DenseSpec, ...]:
+        specs = []
+        for number, group in enumerate(self.param_groups):
+            dense = [p for p in group["params"] if _embedding_of(p) is None]
+            for dtype in sorted({p.dtype for p in dense}, key=str):
+                params = [p for p in dense if p.dtype == dtype]
+                label = str(dtype).removeprefix("torch.")
+                if dtype not in (torch.float32, torch.float64):
+                    raise ConfigError(
+                        f"parameter {names.get(id(params[0]), '?')!r} has dtype {label}; keep "
+                        "parameters in float32 or float64 and compute under torch.autocast"
+                    )
+                places, start = [], 0
+                for index, param in enumerate(params):
+                    name = names.get(id(param), f"group{number}.{label}.{index}")
+                    places.append(ParamSpec(name, tuple(param.shape), start, start + param.numel()))
+                    start += param.numel()
+                rule = rule_of_group(self._inner, group)
+                specs.append(DenseSpec(f"dense{number}.{label}", label, rule, tuple(places)))
+                self._dense_groups.append(group)
+                self._params.append(params)
+        return tuple(specs)
+
+    def _sparse_specs(self) -> tuple[SparseSpec, ...]:
+        specs = []
+        for embedding, group in zip(self.embeddings, self._sparse_groups, strict=True):
+            # A frozen table still has a rule, which never runs.
+            rule = rule_of_group(self._inner, group or self.param_groups[0])
+            specs.append(
+                SparseSpec(
+                    name=embedding.name,
+                    num_rows=embedding.table_rows,
+                    dim=embedding.dim,
+                    dtype=str(embedding.weight.dtype).removeprefix("torch."),
+                    rule=rule,
+                    initializer=embedding.initializer,
+                    scale=embedding.scale,
+                    seed=table_seed(embedding.seed, embedding.name),
+                )
+            )
+        return tuple(specs)
+
+    def hypers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
+        dense = np.zeros((len(self.specs.dense), HYPER_SIZE))
+        for row, spec, group in zip(dense, self.specs.dense, self._dense_groups, strict=True):
+            row[:] = hyper_of_group(spec.rule, group)
+        sparse = np.zeros((len(self.specs.sparse), HYPER_SIZE))
+        for row, table, owner in zip(sparse, self.specs.sparse, self._sparse_groups, strict=True):
+            row[:] = hyper_of_group(table.rule, owner or self.param_groups[0])
+        return dense, sparse
+
+    # -- start ------------------------------------------------------------------------------------
+
+    def first_values(self) -> list[np.ndarray]:
+        """This rank's dense parameters, flat, one array per dense table."""
+        for views, params in zip(self._value_views, self._params, strict=True):
+            _copy([param.detach() for param in params], views)
+        return self._values
+
+    def connect(self, exchange: Exchange) -> None:
+        """Use `exchange` from now on and take over the dense values it holds."""
+        self._exchange = exchange
+        for table, embedding in enumerate(self.embeddings):
+            embedding.connect(exchange, table)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the dense parameters from the servers."""
+        self._connected().pull_dense(self._values)
+        self._write_values()
+
+    # -- the torch face ---------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Push this step's gradients, pull the dense parameters. Returns the closure's loss.
+
+        Every worker calls step() once per batch; in sync mode it returns when all active workers'
+        gradients are applied. Parameters without a gradient are left out, as torch does.
+        """
+        exchange = self._connected()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        exchange.step(self._collect(exchange.num_servers), self._values)
+        self._write_values()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of parameters and tables."""
+        super().zero_grad(set_to_none)
+        for embedding in self.embeddings:
+            embedding.gradient.clear()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients, of parameters and of table rows, to a total 2-norm of at most max_norm.
+
+        torch.nn.utils.clip_grad_norm_ sees parameters only. Returns the norm before. The norm is
+        this worker's own.
+        """
+        dense = [p.grad for params in self._params for p in params if p.grad is not None]
+        rows = [e.gradient.merged(e.table_rows, 1, e.name)[1] for e in self.embeddings]
+        parts = [g.norm().double().cpu() for g in (*dense, *rows) if g.numel()]
+        total = torch.stack(parts).norm() if parts else torch.zeros((), dtype=torch.float64)
+        factor = min(1.0, max_norm / (float(total) + 1e-6))
+        for grad in dense:
+            grad.mul_(factor)
+        for embedding in self.embeddings:
+            embedding.gradient.scale_(factor)
+        return total
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    def _collect(self, num_servers: int) -> Gradients:
+        for table, params in enumerate(self._params):
+            self._collect_dense(table, params)
+        unique, rows = [], []
+        for embedding, group in zip(self.embeddings, self._sparse_groups, strict=True):
+            if group is None:
+                embedding.gradient.clear()
+            keys, grads = embedding.gradient.merged(
+                embedding.table_rows, num_servers, embedding.name
+            )
+            unique.append(keys)
+            rows.append(np.ascontiguousarray(grads.cpu().numpy()))
+        dense_hypers, sparse_hypers = self.hypers()
+        return Gradients(dense_hypers, self._present, self._grads, sparse_hypers, unique, rows)
+
+    def _collect_dense(self, table: int, params: list[nn.Parameter]) -> None:
+        views, present = self._grad_views[table], self._present[table]
+        targets, sources = [], []
+        for index, param in enumerate(params):
+            present[index] = param.grad is not None
+            if param.grad is None:
+                views[index].zero_()
+            else:
+                grad = param.grad.detach()
+                targets.append(views[index])
+                sources.append(grad.to_dense() if grad.is_sparse else grad)
+        _copy(sources, targets)
+
+    def _write_values(self) -> None:
+        for views, params in zip(self._value_views, self._params, strict=True):
+            _copy(views, [param.detach() for param in params])
+
+    def _views(self, flats: list[np.ndarray]) -> list[list[Tensor]]:
+        """One tensor per parameter over each flat array."""
+        return [
+            [torch.from_numpy(flat[p.start : p.stop]).view(p.shape) for p in spec.params]
+            for spec, flat in zip(self.specs.dense, flats, strict=True)
+        ]
+
+    def _connected(self) -> Exchange:
+        if self._exchange is None:
+            raise TableError("the optimizer is not connected: call fleet.init_worker() first")
+        return self._exchange
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def _embedding_of(param: Tensor) -> SparseEmbedding | None:
+    return getattr(param, "sparse_embedding", None)
+
+
+def _tables(
+    optimizer: torch.optim.Optimizer, model: nn.Module | None
+) -> tuple[list[SparseEmbedding], list[Group | None]]:
+    """All tables in order of the model, else of the groups, each with its group or None."""
+    group_of: dict[int, Group] = {}
+    embeddings: list[SparseEmbedding] = []
+    for module in model.modules() if model is not None else ():
+        if isinstance(module, SparseEmbedding):
+            embeddings.append(module)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            embedding = _embedding_of(param)
+            if embedding is not None:
+                group_of[id(embedding)] = group
+                if all(embedding is not known for known in embeddings):
+                    embeddings.append(embedding)
+    names = [embedding.name for embedding in embeddings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{names.count(name)} tables are called {name!r}; names must differ")
+    return embeddings, [group_of.get(id(embedding)) for embedding in embeddings]

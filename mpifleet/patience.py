@@ -1,0 +1,73 @@
+"""Waiting for another rank: back off quickly, report after a while, give up in the end."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpifleet.errors import StallError
+from mpifleet.log import get_logger
+
+_PR_SET_TIMERSLACK = 29
+_SPINS = 50
+_SHORT_SLEEPS = 1000
+SHORT_SLEEP_S = 20e-6
+
+
+def sharpen_sleep() -> None:
+    """Make short sleeps of the calling thread real: 1 us of timer slack instead of 50 us."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1000), 0, 0, 0)
+
+
+class Backoff:
+    """Two stages of sleep between empty polls: 20 us for a while, then `long_sleep_s`."""
+
+    def __init__(self, long_sleep_s: float, spins: int = 0) -> None:
+        self._long_sleep_s = long_sleep_s
+        self._spins = spins
+        self._polls = 0
+
+    def reset(self) -> None:
+        """Something happened: be quick again."""
+        self._polls = 0
+
+    @property
+    def is_spinning(self) -> bool:
+        """Whether the next pause is no sleep at all."""
+        return self._polls < self._spins
+
+    def pause(self) -> None:
+        """Nothing happened: sleep as long as the number of empty polls since suggests."""
+        self._polls += 1
+        if self._polls <= self._spins:
+            return
+        is_short = self._polls <= self._spins + _SHORT_SLEEPS
+        time.sleep(SHORT_SLEEP_S if is_short else self._long_sleep_s)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank waits for another: a line in the log each report_s, StallError after end_s."""
+
+    report_s: float = 60.0
+    end_s: float = 600.0
+
+    def wait(self, is_ready: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Return as soon as `is_ready`; `describe` says in words what is missing.
+
+        Raises StallError after end_s.
+        """
+        backoff = Backoff(long_sleep_s=200e-6, spins=_SPINS)
+        started_s = reported_s = 0.0
+        while not is_ready():
+            backoff.pause()
+            if backoff.is_spinning:
+                continue
+            now_s = time.monotonic()
+            if not started_s:
+                started_s = reported_s = now_s
+            if now_s - started_s > self.end_s:
+                raise StallError(f"gave up after {self.end_s:.0f} s: {describe()}")
+            if now_s - reported_s > self.report_s:
+                reported_s = now_s
+                get_logger().warning("%.0f s without: %s", now_s - started_s, describe())

@@ -1,0 +1,54 @@
+"""Before anything is allocated: are all ranks about to run the same job, and does it fit?"""
+
+import os
+from collections.abc import Mapping
+
+from mpifleet.errors import ConfigError
+from mpifleet.mpi import gather_json
+from mpifleet.roles import Roles
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def compare(roles: Roles, facts: Mapping[str, str]) -> None:
+    """Raise ConfigError on every rank, naming the first fact that differs. Collective.
+
+    facts: text by what it is called; the same names in the same order are expected everywhere.
+    """
+    all_facts = gather_json(roles.world, dict(facts))
+    for rank, theirs in enumerate(all_facts):
+        ours = all_facts[0]
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            left, right = ours.get(name, "absent"), theirs.get(name, "absent")
+            if left != right:
+                raise ConfigError(
+                    f"ranks disagree on {name}: rank 0 ({roles.name_of(0)}) has {left}, "
+                    f"rank {rank} ({roles.name_of(rank)}) has {right}"
+                )
+
+
+def check_shared_memory(roles: Roles, num_bytes: int, directory: str = SHARED_MEMORY) -> None:
+    """Raise ConfigError on every rank when a node's windows do not fit its shared memory. Collective.
+
+    num_bytes: what this rank is about to allocate.
+    """
+    total = sum(gather_json(roles.node, num_bytes))
+    free = _free_bytes(directory)
+    short = total if free is not None and total > free else 0
+    verdicts = gather_json(roles.world, (short, free))
+    for rank, (needed, available) in enumerate(verdicts):
+        if needed:
+            raise ConfigError(
+                f"the windows of the node of rank {rank} ({roles.name_of(rank)}) need "
+                f"{needed / 2**20:.0f} MiB of shared memory, {directory} has "
+                f"{available / 2**20:.0f} MiB free: use more nodes or servers, smaller tables, a "
+                "smaller strategy.mailbox_mib, or a larger shared memory"
+            )
+
+
+def _free_bytes(directory: str) -> int | None:
+    try:
+        facts = os.statvfs(directory)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize

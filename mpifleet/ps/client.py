@@ -1,0 +1,214 @@
+"""A worker's side of the parameter server: push to lanes, pull by load, by read or served."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpifleet.errors import CheckpointError
+from mpifleet.partition import UniqueKeys
+from mpifleet.ps.homes import Home
+from mpifleet.ps.mailbox import Lane, WorkerMailbox
+from mpifleet.ps.message import Kind, dense_arrays, lay_out, rows_arrays
+from mpifleet.ps.spec import ShardLayout, TableSpecs
+
+
+class Client:
+    """Pushes and pulls of one worker. Nothing here is collective.
+
+    layouts: one per server.
+    """
+
+    def __init__(self, layouts: Sequence[ShardLayout], home: Home, mailbox: WorkerMailbox) -> None:
+        self.specs: TableSpecs = layouts[0].specs
+        self.num_servers = len(layouts)
+        self._layouts = layouts
+        self._home = home
+        self._mailbox = mailbox
+        self._remote = [s for s in range(self.num_servers) if not home.reaches(s)]
+
+    # -- push -------------------------------------------------------------------------------------
+
+    def push_dense(
+        self,
+        step: int,
+        hypers: np.ndarray,
+        present: list[np.ndarray],
+        flats: list[np.ndarray],
+    ) -> None:
+        """Deliver one step's dense gradients to all servers.
+
+        hypers: float64 [num_dense, HYPER_SIZE]; present: uint8 [num_params] and flats: [size],
+        one per dense table. Waits while the last push was not applied.
+        """
+        for server, layout in enumerate(self._layouts):
+            sections, total_bytes = lay_out(dense_arrays(layout, hypers, present, flats))
+            self._mailbox.post(
+                server, Lane.DENSE, Kind.STEP, step=step, sections=sections, total_bytes=total_bytes
+            )
+
+    def push_rows(
+        self, step: int, hypers: np.ndarray, unique: list[UniqueKeys], values: list[np.ndarray]
+    ) -> None:
+        """Deliver one step's row gradients to all servers, also where there are none.
+
+        hypers: float64 [num_sparse, HYPER_SIZE]; unique and values [u, dim], one per sparse table.
+        Waits while the last push was not applied.
+        """
+        for server in range(self.num_servers):
+            shares = [keys.share(server) for keys in unique]
+            arrays = rows_arrays(
+                hypers,
+                [keys.rows[share] for keys, share in zip(unique, shares, strict=True)],
+                [part[share] for part, share in zip(values, shares, strict=True)],
+            )
+            sections, total_bytes = lay_out(arrays)
+            self._mailbox.post(
+                server, Lane.ROWS, Kind.STEP, step=step, sections=sections, total_bytes=total_bytes
+            )
+
+    def stop(self) -> None:
+        """Tell all servers that this worker pushes no more. Everything before it is applied first."""
+        for server in range(self.num_servers):
+            for lane in (Lane.DENSE, Lane.ROWS):
+                self._mailbox.post(server, lane, Kind.STOP)
+        self.wait_applied((Lane.DENSE, Lane.ROWS))
+
+    def wait_applied(self, lanes: Sequence[Lane]) -> None:
+        """Return once what this worker delivered in `lanes` was dealt with everywhere."""
+        for lane in lanes:
+            for server in range(self.num_servers):
+                self._mailbox.wait_empty(server, lane)
+
+    def wait_version(self, lane: Lane, version: int) -> None:
+        """Return once every server has applied `version` updates of this kind."""
+        for server in range(self.num_servers):
+            self._mailbox.wait_version(server, lane, version)
+
+    # -- pull -------------------------------------------------------------------------------------
+
+    def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
+        """The rows of unique.keys, [u, dim], as the servers have them now."""
+        spec = self.specs.sparse[table]
+        out = np.empty((unique.keys.size, spec.dim), np.dtype(spec.dtype))
+        asked = [
+            (server, unique.rows[unique.share(server)], out[unique.share(server)])
+            for server in self._remote
+        ]
+        rounds = self._ask_rows(table, asked)
+        next(rounds, None)  # the first questions are under way while the near servers are read
+        for server in range(self.num_servers):
+            share = unique.share(server)
+            if self._home.reaches(server) and share.stop > share.start:
+                self._home.read_rows(server, table, unique.rows[share], out[share])
+        for _ in rounds:
+            pass
+        return out
+
+    def _ask_rows(self, table: int, asked: list[tuple[int, np.ndarray, np.ndarray]]) -> Any:
+        """Generator: one question to every server, yield, take the answers, and so on."""
+        capacities = self._mailbox.layout.capacities
+        spec = self.specs.sparse[table]
+        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
+        chunk = min(capacities[Lane.REQUEST] // 8, capacities[Lane.REPLY] // row_bytes)
+        start = 0
+        while pending := [(s, rows, out) for s, rows, out in asked if rows.size > start]:
+            tickets = []
+            for server, rows, out in pending:
+                part = slice(start, start + chunk)
+                question = rows[part]
+                ticket = self._mailbox.post(
+                    server,
+                    Lane.REQUEST,
+                    Kind.PULL_ROWS,
+                    argument=table,
+                    sections=[(0, question)],
+                    total_bytes=question.nbytes,
+                )
+                tickets.append((server, ticket, out[part]))
+            yield
+            for server, ticket, out in tickets:
+                self._mailbox.wait_reply(server, ticket)
+                self._mailbox.read_reply(server, out)
+            start += chunk
+
+    def pull_dense(self, flats: list[np.ndarray]) -> None:
+        """Read all dense tables as the servers have them now; flats: [size], one per table."""
+        for server in range(self.num_servers):
+            if self._home.reaches(server):
+                self._home.read_dense(server, flats)
+            else:
+                self._ask_dense(server, flats)
+
+    def _ask_dense(self, server: int, flats: list[np.ndarray]) -> None:
+        capacity = self._mailbox.layout.capacities[Lane.REPLY]
+        for table, part in enumerate(self._layouts[server].dense):
+            flat = flats[table][part.start : part.stop]
+            chunk = capacity // flat.itemsize
+            for start in range(0, flat.size, chunk):
+                out = flat[start : start + chunk]
+                question = np.array([start, start + out.size], np.int64)
+                ticket = self._mailbox.post(
+                    server,
+                    Lane.REQUEST,
+                    Kind.PULL_DENSE,
+                    argument=table,
+                    sections=[(0, question)],
+                    total_bytes=question.nbytes,
+                )
+                self._mailbox.wait_reply(server, ticket)
+                self._mailbox.read_reply(server, out)
+
+    # -- save and load ----------------------------------------------------------------------------
+
+    def ask_all(self, kind: Kind, request: dict[str, Any], payload: bytes = b"") -> None:
+        """Send SAVE or LOAD to all servers and wait until all are done.
+
+        request: JSON-able; payload: bytes that follow it.  Raises CheckpointError with the text of
+        the first server that failed.
+        """
+        text = json.dumps(request).encode()
+        whole = np.frombuffer(len(text).to_bytes(8, "little") + text + payload, np.uint8)
+        tickets = [
+            self._mailbox.post(
+                server, Lane.REQUEST, kind, sections=[(0, whole)], total_bytes=whole.size
+            )
+            for server in range(self.num_servers)
+        ]
+        failures = []
+        for server, ticket in enumerate(tickets):
+            header = self._mailbox.wait_reply(server, ticket)
+            answer = np.empty(header.num_bytes, np.uint8)
+            self._mailbox.read_reply(server, answer)
+            if answer.size:
+                failures.append(answer.tobytes().decode(errors="replace"))
+        if failures:
+            raise CheckpointError(failures[0])
+
+
+def split_request(message: bytes) -> tuple[dict[str, Any], bytes]:
+    """(request, payload) as `Client.ask_all` sent them."""
+    size = int.from_bytes(message[:8], "little")
+    return json.loads(message[8 : 8 + size]), message[8 + size :]
+
+
+def pack_buffers(buffers: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], bytes]:
+    """Arrays as (JSON-able facts, bytes) that travel behind a SAVE request."""
+    facts = [
+        {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+        for name, array in buffers.items()
+    ]
+    return facts, b"".join(np.ascontiguousarray(array).tobytes() for array in buffers.values())
+
+
+def unpack_buffers(facts: list[dict[str, Any]], payload: bytes) -> dict[str, np.ndarray]:
+    """The inverse of `pack_buffers`."""
+    buffers, start = {}, 0
+    for fact in facts:
+        dtype, shape = np.dtype(fact["dtype"]), tuple(fact["shape"])
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(payload, dtype, count, start)
+        buffers[fact["name"]] = array.reshape(shape)
+        start += array.nbytes
+    return buffers

@@ -1,0 +1,173 @@
+"""The parameter server as an exchange: remote over MPI, or within a single process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifleet.errors import TableError
+from mpifleet.exchange import Gradients
+from mpifleet.partition import UniqueKeys
+from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.client import Client, pack_buffers
+from mpifleet.ps.mailbox import Lane
+from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
+from mpifleet.ps.saving import Storage
+from mpifleet.ps.shard import Shard
+from mpifleet.ps.spec import ShardLayout, TableSpecs
+
+
+class RemoteExchange:
+    """A worker's exchange with the servers, in sync or async mode.
+
+    Dense first, pulled last: the dense gradients are pushed before the rows, the servers apply them
+    first, and the dense parameters are read after that. One step of dense staleness costs several
+    hundredths of AUC, sparse staleness costs none.
+    """
+
+    def __init__(self, client: Client, sync: bool) -> None:
+        self.num_servers = client.num_servers
+        self._client = client
+        self._sync = sync
+        self._step = 0
+        self.is_finished = False
+
+    def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
+        """See Exchange."""
+        self._check_open()
+        return self._client.pull_rows(table, unique)
+
+    def pull_dense(self, flats: list[np.ndarray]) -> None:
+        """See Exchange."""
+        self._check_open()
+        self._client.pull_dense(flats)
+
+    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
+        """See Exchange. Sync: returns when the mean over the active workers is applied."""
+        self._check_open()
+        self._step += 1
+        client, specs = self._client, self._client.specs
+        if specs.dense:
+            client.push_dense(
+                self._step, gradients.dense_hypers, gradients.present, gradients.dense
+            )
+        if specs.sparse:
+            client.push_rows(
+                self._step, gradients.sparse_hypers, gradients.unique, gradients.rows
+            )
+        if self._sync:
+            if specs.dense:
+                client.wait_version(Lane.DENSE, self._step)
+            if specs.sparse:
+                client.wait_version(Lane.ROWS, self._step)
+        if specs.dense:
+            client.wait_applied((Lane.DENSE,))
+            client.pull_dense(flats)
+
+    def flush(self) -> None:
+        """See Exchange."""
+        self._check_open()
+        self._client.wait_applied((Lane.DENSE, Lane.ROWS))
+
+    def finish(self) -> None:
+        """See Exchange. A second call does nothing."""
+        if not self.is_finished:
+            self.is_finished = True
+            self._client.stop()
+
+    def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
+        """See Exchange. One worker calls; raises CheckpointError."""
+        self.flush()
+        facts, payload = pack_buffers(buffers)
+        request = {"directory": str(directory), "meta": meta, "buffers": facts}
+        self._client.ask_all(Kind.SAVE, request, payload)
+
+    def load(self, directory: Path) -> None:
+        """See Exchange. One worker calls; raises CheckpointError."""
+        self.flush()
+        self._client.ask_all(Kind.LOAD, {"directory": str(directory)})
+
+    def _check_open(self) -> None:
+        if self.is_finished:
+            raise TableError("this worker has stopped: tables cannot be used after stop_worker()")
+
+
+class LocalExchange:
+    """All tables in this process: the same arithmetic on the same layout, without MPI.
+
+    Memory: tables, optimizer state.
+    """
+
+    num_servers = 1
+
+    def __init__(
+        self,
+        specs: TableSpecs,
+        dense_hypers: np.ndarray,
+        sparse_hypers: np.ndarray,
+        dense: Sequence[np.ndarray],
+        skip_nonfinite: bool,
+        load_from: Path | None,
+    ) -> None:
+        layout = ShardLayout(specs, 0, 1)
+        memory = np.zeros(layout.num_bytes, np.uint8)
+        self._shard = Shard(layout, memory, dense_hypers, sparse_hypers)
+        self._storage = Storage(None, None, [layout], self._shard)
+        self._guard = FiniteGuard(skip_nonfinite)
+        self._step = 0
+        for table, flat in enumerate(dense):
+            self._shard.set_dense(table, flat)
+        if load_from is None:
+            self._shard.initialize_rows()
+        else:
+            self._storage.load(load_from)
+
+    def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
+        """See Exchange."""
+        spec = self._shard.layout.specs.sparse[table]
+        out = np.empty((unique.rows.size, spec.dim), np.dtype(spec.dtype))
+        self._shard.gather(table, unique.rows, out)
+        return out
+
+    def pull_dense(self, flats: list[np.ndarray]) -> None:
+        """See Exchange."""
+        for table, flat in enumerate(flats):
+            flat[:] = self._shard.dense(table)
+
+    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
+        """See Exchange."""
+        self._step += 1
+        dense = [
+            DenseGradient(*parts)
+            for parts in zip(
+                gradients.dense_hypers, gradients.present, gradients.dense, strict=True
+            )
+        ]
+        rows = [
+            RowsGradient(hyper, unique.rows, values)
+            for hyper, unique, values in zip(
+                gradients.sparse_hypers, gradients.unique, gradients.rows, strict=True
+            )
+        ]
+        specs = self._shard.layout.specs
+        if self._guard.accept(specs.dense, dense, 0, self._step):
+            self._shard.apply_dense(dense)
+        if self._guard.accept(specs.sparse, rows, 0, self._step):
+            self._shard.apply_rows(rows)
+        self.pull_dense(flats)
+
+    def flush(self) -> None:
+        """See Exchange."""
+
+    def finish(self) -> None:
+        """See Exchange."""
+
+    def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
+        """See Exchange."""
+        self._storage.save(directory, meta, buffers)
+
+    def load(self, directory: Path) -> None:
+        """See Exchange."""
+        self._storage.load(directory)

@@ -1,0 +1,43 @@
+"""Gradients that are not finite never reach a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mpifleet.errors import NonFiniteGradient
+from mpifleet.log import get_logger
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass; a second only where the sum overflows."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+class FiniteGuard:
+    """Refuses non-finite gradients; skip: counts and leaves them out instead of raising."""
+
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
+        self.skipped = 0
+
+    def accept(self, tables: Sequence[Any], gradients: Sequence[Any], worker: int, step: int) -> bool:
+        """Whether all of one push may be applied; nothing of it was touched yet.
+
+        tables: specs with a name; gradients: with `values`, one per table.
+        Raises NonFiniteGradient naming worker, table and step, unless skipping.
+        """
+        for spec, gradient in zip(tables, gradients, strict=True):
+            if is_finite(torch.from_numpy(gradient.values)):
+                continue
+            text = (
+                f"worker {worker} pushed NaN or infinity for table {spec.name!r} at step {step}; "
+                "nothing of this push was applied"
+            )
+            if not self._skip:
+                raise NonFiniteGradient(f"{text} (strategy.nonfinite = 'skip' goes on without it)")
+            self.skipped += 1
+            if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                get_logger().warning("%s (skipped, number %d)", text, self.skipped)
+            return False
+        return True

@@ -1,0 +1,293 @@
+"""One-sided delivery: a lane per worker and kind in the server's memory, with a full/empty flag.
+
+Delivery: Put the payload, Flush, then replace the flag, Flush. The server sees FULL by an atomic
+read, Syncs, only then loads; it frees the lane by replacing the flag. An empty lane means that what
+it held was dealt with, so a worker is never more than one message ahead: back pressure by
+construction. A message larger than its lane goes in pieces. Flags and versions are replaced and
+read, never added to, and never stored plainly.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifleet.errors import ConfigError
+from mpifleet.partition import ALIGN_BYTES, align, pieces
+from mpifleet.patience import Patience
+from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Sections, join
+from mpifleet.window import Window
+
+
+class Lane(enum.IntEnum):
+    """A worker's lanes at a server; the last one is written by the server."""
+
+    DENSE = 0
+    ROWS = 1
+    REQUEST = 2
+    REPLY = 3
+
+
+EMPTY = 0
+MIN_LANE_BYTES = 4096
+ROWS_LANE_BYTES = 16 << 20
+_WORD = 8
+
+
+@dataclass(frozen=True)
+class MailboxLayout:
+    """Where flags, versions and lanes lie in a server's mailbox memory; the same on every server.
+
+    capacities: payload bytes of each Lane.
+    num_bytes = 64 + num_workers * (64 + sum of (64 + capacity)).
+    """
+
+    num_workers: int
+    capacities: tuple[int, int, int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one server's mailbox."""
+        return ALIGN_BYTES * (1 + self.num_workers) + self.num_workers * self._stride
+
+    @property
+    def _stride(self) -> int:
+        return sum(HEADER_BYTES + capacity for capacity in self.capacities)
+
+    def version(self, lane: Lane) -> int:
+        """Byte offset of the count of updates applied from DENSE or ROWS lanes."""
+        return lane * _WORD
+
+    def flags(self, worker: int) -> int:
+        """Byte offset of a worker's flags, one int64 per Lane."""
+        return ALIGN_BYTES * (1 + worker)
+
+    def lane(self, worker: int, lane: Lane) -> int:
+        """Byte offset of a lane's header."""
+        before = sum(HEADER_BYTES + self.capacities[i] for i in range(lane))
+        return ALIGN_BYTES * (1 + self.num_workers) + worker * self._stride + before
+
+
+def plan(
+    num_workers: int, budget_bytes: int, dense_bytes: int, row_bytes: int, served: bool
+) -> MailboxLayout:
+    """Divide a server's mailbox budget among its workers' lanes.
+
+    dense_bytes: the largest dense message to any server.  row_bytes: of the longest row, 0 without
+    sparse tables.  served: whether some worker pulls through its request and reply lanes.
+    Raises ConfigError when a worker's part would be too small.
+    """
+    each = budget_bytes // num_workers - 8 * HEADER_BYTES
+    least = 4 * max(MIN_LANE_BYTES, align(row_bytes))
+    if each < least:
+        raise ConfigError(
+            f"mailbox_mib={budget_bytes >> 20} leaves {each} bytes to each of {num_workers} "
+            f"workers; at least {least} are needed"
+        )
+    dense = max(MIN_LANE_BYTES, min(align(dense_bytes), each // 3))
+    request = reply = MIN_LANE_BYTES
+    if served:
+        left = each - dense - request
+        reply = max(reply, align(row_bytes), min(ROWS_LANE_BYTES, left // 3))
+        request = max(request, min(ROWS_LANE_BYTES // 4, left // 8))
+    rows = MIN_LANE_BYTES
+    if row_bytes:
+        rows = max(rows, min(ROWS_LANE_BYTES, each - dense - request - reply))
+    dense, rows, request, reply = (
+        size // ALIGN_BYTES * ALIGN_BYTES for size in (dense, rows, request, reply)
+    )
+    return MailboxLayout(num_workers, (dense, rows, request, reply))
+
+
+class WorkerMailbox:
+    """A worker's side: its own lanes at every server.
+
+    server_ranks: ranks of the servers in the window's communicator; names: how to call them.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        layout: MailboxLayout,
+        worker: int,
+        server_ranks: Sequence[int],
+        patience: Patience,
+    ) -> None:
+        self.layout = layout
+        self._window = window
+        self._worker = worker
+        self._ranks = server_ranks
+        self._patience = patience
+        self._posted = 0
+        self._word = np.zeros(1, np.int64)
+
+    def post(
+        self,
+        server: int,
+        lane: Lane,
+        kind: Kind,
+        *,
+        step: int = 0,
+        argument: int = 0,
+        sections: Sections = (),  # type: ignore[assignment]
+        total_bytes: int = 0,
+    ) -> int:
+        """Deliver one message, waiting for the lane to be empty. Returns its sequence number.
+
+        Returning means delivered, not applied.
+        """
+        capacity = self.layout.capacities[lane]
+        if total_bytes <= capacity:
+            header = Header(kind, step, argument, total_bytes, 0, total_bytes)
+            return self._put(server, lane, header, sections)
+        whole = join(sections, total_bytes)
+        for start, stop in pieces(total_bytes, capacity):
+            header = Header(kind, step, argument, total_bytes, start, stop - start)
+            self._put(server, lane, header, [(0, whole[start:stop])])
+        return self._posted
+
+    def _put(self, server: int, lane: Lane, header: Header, sections: Sections) -> int:
+        self.wait_empty(server, lane)
+        rank, base = self._ranks[server], self.layout.lane(self._worker, lane)
+        self._window.put(rank, base, header.encode())
+        for offset, array in sections:
+            if array.nbytes:
+                self._window.put(rank, base + HEADER_BYTES + offset, array)
+        self._window.flush(rank)
+        self._posted += 1
+        flag = np.array([self._posted], np.int64)
+        self._window.store(rank, self.layout.flags(self._worker) + lane * _WORD, flag)
+        self._window.flush(rank)
+        return self._posted
+
+    def wait_empty(self, server: int, lane: Lane) -> None:
+        """Return once what this lane held was dealt with. Raises StallError."""
+        offset = self.layout.flags(self._worker) + lane * _WORD
+        self._patience.wait(
+            lambda: self._read(server, offset) == EMPTY,
+            lambda: f"server {server} taking what worker {self._worker} put in lane {lane.name}",
+        )
+
+    def wait_version(self, server: int, lane: Lane, version: int) -> None:
+        """Return once the server has applied `version` updates from DENSE or ROWS lanes."""
+        self._patience.wait(
+            lambda: self.version(server, lane) >= version,
+            lambda: (
+                f"server {server} finishing {lane.name} update {version} "
+                f"(it is at {self.version(server, lane)})"
+            ),
+        )
+
+    def version(self, server: int, lane: Lane) -> int:
+        """Updates applied so far from DENSE or ROWS lanes."""
+        return self._read(server, self.layout.version(lane))
+
+    def wait_reply(self, server: int, sequence: int) -> Header:
+        """Return the header of the server's answer to the request with this sequence number."""
+        offset = self.layout.flags(self._worker) + Lane.REPLY * _WORD
+        self._patience.wait(
+            lambda: self._read(server, offset) == sequence,
+            lambda: f"the answer of server {server} to request {sequence}",
+        )
+        words = np.empty(HEADER_BYTES, np.uint8)
+        self._window.get(self._ranks[server], self.layout.lane(self._worker, Lane.REPLY), words)
+        self._window.flush(self._ranks[server])
+        return Header.decode(words)
+
+    def read_reply(self, server: int, out: np.ndarray) -> None:
+        """Read the answer's payload into C-contiguous `out`."""
+        base = self.layout.lane(self._worker, Lane.REPLY) + HEADER_BYTES
+        self._window.get(self._ranks[server], base, out)
+        self._window.flush(self._ranks[server])
+
+    def _read(self, server: int, offset: int) -> int:
+        self._window.read(self._ranks[server], offset, self._word)
+        self._window.flush(self._ranks[server])
+        return int(self._word[0])
+
+
+class ServerMailbox:
+    """A server's side: the lanes of all workers in its own memory.
+
+    rank: this server in the window's communicator.
+    """
+
+    def __init__(self, window: Window, layout: MailboxLayout, rank: int) -> None:
+        self.layout = layout
+        self._window = window
+        self._rank = rank
+        self._flags = np.zeros((layout.num_workers, ALIGN_BYTES // _WORD), np.int64)
+
+    def poll(self) -> np.ndarray:
+        """Read all flags at once: int64 [num_workers, 8], columns by Lane; then payloads may be loaded."""
+        self._window.read(self._rank, self.layout.flags(0), self._flags)
+        self._window.flush(self._rank)
+        self._window.sync()
+        return self._flags
+
+    def header(self, worker: int, lane: Lane) -> Header:
+        """Header of a lane whose flag was FULL."""
+        base = self.layout.lane(worker, lane)
+        return Header.decode(self._window.local[base : base + HEADER_BYTES])
+
+    def payload(self, worker: int, lane: Lane, num_bytes: int) -> np.ndarray:
+        """A view of a lane's payload, uint8 [num_bytes]."""
+        base = self.layout.lane(worker, lane) + HEADER_BYTES
+        return self._window.local[base : base + num_bytes]
+
+    def clear(self, worker: int, lane: Lane) -> None:
+        """Free a lane: what it held was dealt with, and views of it must not be used any more."""
+        self._store(self.layout.flags(worker) + lane * _WORD, EMPTY)
+        self._flags[worker, lane] = EMPTY
+
+    def set_version(self, lane: Lane, version: int) -> None:
+        """Publish the count of updates applied."""
+        self._store(self.layout.version(lane), version)
+
+    def reply(self, worker: int, sequence: int, header: Header) -> None:
+        """Publish the answer whose payload was written to the REPLY lane, and free the request."""
+        base = self.layout.lane(worker, Lane.REPLY)
+        self._window.local[base : base + HEADER_BYTES].view(np.int64)[:] = header.encode()
+        self._store(self.layout.flags(worker) + Lane.REPLY * _WORD, sequence)
+        self.clear(worker, Lane.REQUEST)
+
+    def _store(self, offset: int, value: int) -> None:
+        self._window.sync()
+        self._window.store(self._rank, offset, np.array([value], np.int64))
+        self._window.flush(self._rank)
+
+
+class Assembler:
+    """Puts the pieces of a lane's messages together, one worker's at a time.
+
+    A message that came in one piece is handed out as a view of the lane itself. One that did not is
+    staged: memory is one message however many workers there are, the others wait in their lanes.
+    """
+
+    def __init__(self, mailbox: ServerMailbox, lane: Lane) -> None:
+        self._mailbox = mailbox
+        self._lane = lane
+        self._worker: int | None = None
+        self._staged = np.empty(0, np.uint8)
+
+    def take(self, worker: int) -> tuple[Header, np.ndarray] | None:
+        """(header, message) when worker's full lane completes a message, else None.
+
+        The lane of a complete message stays full: the caller clears it when it is done.
+        """
+        header = self._mailbox.header(worker, self._lane)
+        payload = self._mailbox.payload(worker, self._lane, header.num_bytes)
+        if header.num_bytes == header.total_bytes:
+            return header, payload
+        if self._worker not in (None, worker):
+            return None
+        if self._worker is None:
+            self._worker = worker
+            self._staged = np.empty(header.total_bytes, np.uint8)
+        self._staged[header.start : header.start + header.num_bytes] = payload
+        if header.start + header.num_bytes < header.total_bytes:
+            self._mailbox.clear(worker, self._lane)
+            return None
+        message, self._worker = self._staged, None
+        return header, message

@@ -1,0 +1,245 @@
+"""The server's loop: look at the lanes, merge, apply, answer, until every worker has stopped."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpifleet.patience import Backoff
+from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.mailbox import Assembler, Lane, ServerMailbox
+from mpifleet.ps.merge import DenseMerger, RowsMerger
+from mpifleet.ps.message import Header, Kind, decode_dense, decode_rows
+from mpifleet.ps.shard import Shard
+
+IDLE_SLEEP_S = 1e-3
+
+
+class Part(Protocol):
+    """One kind of gradient lane, DENSE or ROWS, and what is done with what arrives in it."""
+
+    active: list[int]
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Deal with what has arrived; whether there was anything."""
+        ...
+
+
+class Gradients:
+    """What both modes need of one kind of lane: decode, check, apply."""
+
+    def __init__(self, shard: Shard, mailbox: ServerMailbox, lane: Lane, skip_nonfinite: bool) -> None:
+        self.lane = lane
+        self.mailbox = mailbox
+        self.assembler = Assembler(mailbox, lane)
+        self._shard = shard
+        self._guard = FiniteGuard(skip_nonfinite)
+        self._version = 0
+
+    def decode(self, message: np.ndarray) -> list[Any]:
+        """The message as one gradient per table."""
+        layout = self._shard.layout
+        if self.lane is Lane.DENSE:
+            return list(decode_dense(layout, message))
+        return list(decode_rows(layout.specs, message))
+
+    def merger(self) -> Any:
+        """A merger for this kind."""
+        make = DenseMerger if self.lane is Lane.DENSE else RowsMerger
+        return make(self._shard.layout)
+
+    def accept(self, worker: int, header: Header, gradients: Sequence[Any]) -> bool:
+        """Whether the gradients may be applied. Raises NonFiniteGradient."""
+        specs = self._shard.layout.specs
+        tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
+        return self._guard.accept(tables, gradients, worker, header.step)
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Apply to the tables."""
+        if self.lane is Lane.DENSE:
+            self._shard.apply_dense(gradients)
+        else:
+            self._shard.apply_rows(gradients)
+
+    def publish(self) -> None:
+        """Raise the version: one more update is applied, or was skipped."""
+        self._version += 1
+        self.mailbox.set_version(self.lane, self._version)
+
+
+class AsyncPart:
+    """Applies each message as it comes, undivided, one per turn and workers in turn."""
+
+    def __init__(self, gradients: Gradients, num_workers: int) -> None:
+        self.active = list(range(num_workers))
+        self._gradients = gradients
+        self._next = 0
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Apply at most one worker's message."""
+        num_workers = len(flags)
+        full = np.flatnonzero(flags[:, self._gradients.lane])
+        if not full.size:
+            return False
+        worker = int(full[np.searchsorted(full, self._next) % full.size])
+        self._next = (worker + 1) % num_workers
+        taken = self._gradients.assembler.take(worker)
+        if taken is not None:
+            self._deal_with(worker, *taken)
+        return True
+
+    def _deal_with(self, worker: int, header: Header, message: np.ndarray) -> None:
+        if header.kind is Kind.STOP:
+            self.active.remove(worker)
+        else:
+            gradients = self._gradients.decode(message)
+            if self._gradients.accept(worker, header, gradients):
+                self._gradients.apply(gradients)
+            self._gradients.publish()
+        self._gradients.mailbox.clear(worker, self._gradients.lane)
+
+
+class SyncPart:
+    """Merges one message of every active worker, in worker order, then applies their mean."""
+
+    def __init__(self, gradients: Gradients, num_workers: int) -> None:
+        self.active = list(range(num_workers))
+        self._gradients = gradients
+        self._merger = gradients.merger()
+        self._turn = 0
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Merge the message of the worker whose turn it is, if it has arrived."""
+        if not self.active:
+            return False
+        worker = self.active[self._turn]
+        if not flags[worker, self._gradients.lane]:
+            return False
+        taken = self._gradients.assembler.take(worker)
+        if taken is None:
+            return True
+        header, message = taken
+        if header.kind is Kind.STOP:
+            self.active.remove(worker)
+        else:
+            gradients = self._gradients.decode(message)
+            if self._gradients.accept(worker, header, gradients):
+                self._merger.add(gradients)
+            self._turn += 1
+        self._gradients.mailbox.clear(worker, self._gradients.lane)
+        if self._turn and self._turn == len(self.active):
+            self._turn = 0
+            if self._merger.count:
+                self._gradients.apply(self._merger.take_mean())
+            self._gradients.publish()
+        return True
+
+
+class Requests:
+    """Answers pulls of workers that cannot reach the tables, and saves and loads.
+
+    handlers: what to do for SAVE and LOAD; a handler gets the request's payload and returns bytes.
+    """
+
+    def __init__(
+        self, shard: Shard, mailbox: ServerMailbox, handlers: Mapping[Kind, Callable[[bytes], bytes]]
+    ) -> None:
+        self._shard = shard
+        self._mailbox = mailbox
+        self._handlers = handlers
+        self._assembler = Assembler(mailbox, Lane.REQUEST)
+
+    def serve(self, flags: np.ndarray, settle: Callable[[], None]) -> bool:
+        """Answer everything that was asked. settle: applies what was delivered before a save."""
+        asked = np.flatnonzero(flags[:, Lane.REQUEST])
+        for worker in asked.tolist():
+            sequence = int(flags[worker, Lane.REQUEST])
+            taken = self._assembler.take(worker)
+            if taken is not None:
+                self._answer(worker, sequence, *taken, settle)
+        return bool(asked.size)
+
+    def _answer(
+        self, worker: int, sequence: int, header: Header, message: np.ndarray, settle: Callable[[], None]
+    ) -> None:
+        capacity = self._mailbox.layout.capacities[Lane.REPLY]
+        if header.kind is Kind.PULL_ROWS:
+            num_bytes = self._gather(worker, header.argument, message.view(np.int64))
+        elif header.kind is Kind.PULL_DENSE:
+            start, stop = message.view(np.int64)[:2].tolist()
+            values = self._shard.dense(header.argument)[start:stop]
+            num_bytes = values.nbytes
+            self._mailbox.payload(worker, Lane.REPLY, num_bytes)[:] = values.view(np.uint8)
+        else:
+            settle()
+            answer = self._handlers[header.kind](message.tobytes())[:capacity]
+            num_bytes = len(answer)
+            reply = self._mailbox.payload(worker, Lane.REPLY, num_bytes)
+            reply[:] = np.frombuffer(answer, np.uint8)
+        done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes)
+        self._mailbox.reply(worker, sequence, done)
+
+    def _gather(self, worker: int, table: int, rows: np.ndarray) -> int:
+        spec = self._shard.layout.specs.sparse[table]
+        dtype = np.dtype(spec.dtype)
+        num_bytes = rows.size * spec.dim * dtype.itemsize
+        reply = self._mailbox.payload(worker, Lane.REPLY, num_bytes)
+        self._shard.gather(table, rows, reply.view(dtype).reshape(rows.size, spec.dim))
+        return num_bytes
+
+
+class ParameterServer:
+    """Serves until every worker has stopped. Dense lanes come before requests, requests before rows.
+
+    progress: lets MPI move what others started towards this rank.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        mailbox: ServerMailbox,
+        *,
+        sync: bool,
+        skip_nonfinite: bool,
+        handlers: Mapping[Kind, Callable[[bytes], bytes]],
+        progress: Callable[[], None],
+    ) -> None:
+        make = SyncPart if sync else AsyncPart
+        num_workers = mailbox.layout.num_workers
+        parts = [
+            make(Gradients(shard, mailbox, lane, skip_nonfinite), num_workers)
+            for lane in (Lane.DENSE, Lane.ROWS)
+        ]
+        self._dense: Part = parts[0]
+        self._rows: Part = parts[1]
+        self._requests = Requests(shard, mailbox, handlers)
+        self._mailbox = mailbox
+        self._progress = progress
+
+    def run(self) -> None:
+        """Serve until every worker has stopped; at most a few milliseconds between looks at MPI."""
+        backoff = Backoff(long_sleep_s=IDLE_SLEEP_S)
+        while self._dense.active or self._rows.active:
+            if self._turn():
+                backoff.reset()
+            else:
+                self._progress()
+                backoff.pause()
+
+    def _turn(self) -> bool:
+        flags = self._mailbox.poll()
+        if self._dense.serve(flags):
+            return True
+        if self._requests.serve(flags, self._settle):
+            return True
+        return self._rows.serve(flags)
+
+    def _settle(self) -> None:
+        """Apply everything that was delivered before this moment and can be applied."""
+        delivered = self._mailbox.poll().copy()
+        while True:
+            flags = self._mailbox.poll()
+            # What arrives from now on waits: with busy workers there would be no end otherwise.
+            old = np.where(flags == delivered, flags, 0)
+            if not (self._dense.serve(old) or self._rows.serve(old)):
+                return

@@ -1,0 +1,185 @@
+"""One server's part of every table: values, optimizer state and the arithmetic on them.
+
+The same code runs in a server over window memory and in a single process over plain memory, which
+is why both give the same bits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifleet.partition import pieces
+from mpifleet.ps.initializers import fill_shard
+from mpifleet.ps.message import DenseGradient, RowsGradient
+from mpifleet.ps.spec import ParamSpec, ShardLayout
+from mpifleet.ps.update_rules import UpdateRule, make_rule
+
+CHUNK_ROWS = 65_536
+"""Rows updated between two looks at MPI: a few milliseconds of work."""
+
+State = dict[str, torch.Tensor]
+
+
+class Shard:
+    """Tables of one server, in `memory`.
+
+    layout: what lies where; memory: uint8 [layout.num_bytes]; dense_hypers, sparse_hypers: float64
+    [tables, HYPER_SIZE], what the state starts from; exclusive: the writer's lock around every
+    change of `memory`; breathe: called between chunks of a long update.
+    published: readers see `memory` at any time, so dense updates are computed beside it.
+    Memory besides `memory`: optimizer state, and when published one more copy of the dense slices.
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        memory: np.ndarray,
+        dense_hypers: np.ndarray,
+        sparse_hypers: np.ndarray,
+        *,
+        exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        breathe: Callable[[], None] = lambda: None,
+        published: bool = False,
+    ) -> None:
+        self.layout = layout
+        self._exclusive = exclusive
+        self._breathe = breathe
+        specs = layout.specs
+        self._views = [
+            torch.from_numpy(layout.dense_view(memory, t)) for t in range(len(specs.dense))
+        ]
+        self._dense = [view.clone() if published else view for view in self._views]
+        self.dense_steps = [np.zeros(len(spec.params), np.int64) for spec in specs.dense]
+        self._rows = [
+            torch.from_numpy(layout.sparse_view(memory, t)) for t in range(len(specs.sparse))
+        ]
+        self.sparse_steps = np.zeros(len(specs.sparse), np.int64)
+        self._dense_rules = [make_rule(spec.rule) for spec in specs.dense]
+        self._sparse_rules = [make_rule(spec.rule) for spec in specs.sparse]
+        self.dense_state = [
+            _new_state(*parts)
+            for parts in zip(self._dense_rules, self._dense, dense_hypers, strict=True)
+        ]
+        self.sparse_state = [
+            _new_state(*parts)
+            for parts in zip(self._sparse_rules, self._rows, sparse_hypers, strict=True)
+        ]
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def initialize_rows(self) -> None:
+        """Give every row of every sparse table its first value."""
+        for spec, rows in zip(self.layout.specs.sparse, self._rows, strict=True):
+            with self._exclusive():
+                fill_shard(
+                    rows.numpy(),
+                    spec.initializer,
+                    self.layout.server,
+                    self.layout.num_servers,
+                    seed=spec.seed,
+                    scale=spec.scale,
+                )
+
+    def dense(self, table: int) -> np.ndarray:
+        """This server's elements of a dense table, as updated last."""
+        return self._dense[table].numpy()
+
+    def rows(self, table: int) -> np.ndarray:
+        """This server's rows [rows, dim] of a sparse table."""
+        return self._rows[table].numpy()
+
+    def set_dense(self, table: int, values: np.ndarray) -> None:
+        """Replace this server's elements of a dense table and publish them."""
+        self._dense[table].copy_(torch.from_numpy(values))
+        self._publish()
+
+    def set_rows(self, table: int, first: int, values: np.ndarray) -> None:
+        """Replace rows [first, first + len(values)) of a sparse table."""
+        with self._exclusive():
+            self._rows[table][first : first + len(values)] = torch.from_numpy(values)
+
+    def gather(self, table: int, rows: np.ndarray, out: np.ndarray) -> None:
+        """out[i] = row rows[i] of a sparse table; rows int64 [n], out [n, dim]. O(bytes moved)."""
+        torch.index_select(
+            self._rows[table], 0, torch.from_numpy(rows), out=torch.from_numpy(out)
+        )
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def apply_dense(self, gradients: Sequence[DenseGradient]) -> None:
+        """Update all dense tables by one gradient each; parameters not present keep their step."""
+        for table, gradient in enumerate(gradients):
+            self._apply_dense(table, gradient)
+        self._publish()
+
+    def _apply_dense(self, table: int, gradient: DenseGradient) -> None:
+        spec, part = self.layout.specs.dense[table], self.layout.dense[table]
+        steps, rule = self.dense_steps[table], self._dense_rules[table]
+        steps += gradient.present
+        grads = torch.from_numpy(gradient.values)
+        for start, stop, step in _runs(spec.params, gradient.present, steps):
+            low, high = max(start, part.start) - part.start, min(stop, part.stop) - part.start
+            if low >= high:
+                continue
+            state = {slot: values[low:high] for slot, values in self.dense_state[table].items()}
+            values = self._dense[table][low:high]
+            rule.apply_dense(values, grads[low:high], state, step, gradient.hyper)
+
+    def _publish(self) -> None:
+        with self._exclusive():
+            for view, values in zip(self._views, self._dense, strict=True):
+                if view is not values:
+                    view.copy_(values)
+
+    def apply_rows(self, gradients: Sequence[RowsGradient]) -> None:
+        """Update the touched rows of all sparse tables, each row at most once per gradient."""
+        for table, gradient in enumerate(gradients):
+            if gradient.rows.size:
+                self.sparse_steps[table] += 1
+                for start, stop in pieces(gradient.rows.size, CHUNK_ROWS):
+                    if start:
+                        self._breathe()
+                    rows = torch.from_numpy(gradient.rows[start:stop])
+                    grads = torch.from_numpy(gradient.values[start:stop])
+                    self._apply_rows(table, rows, grads, gradient.hyper)
+
+    def _apply_rows(
+        self, table: int, rows: torch.Tensor, grads: torch.Tensor, hyper: np.ndarray
+    ) -> None:
+        rule, values = self._sparse_rules[table], self._rows[table]
+        scale = rule.additive_scale(hyper)
+        if scale is not None:
+            with self._exclusive():
+                values.index_add_(0, rows, grads, alpha=scale)
+            return
+        # This process is the only writer: everything but the last copy happens outside the lock.
+        touched = values.index_select(0, rows)
+        state = {slot: s.index_select(0, rows) for slot, s in self.sparse_state[table].items()}
+        rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
+        with self._exclusive():
+            values.index_copy_(0, rows, touched)
+        for slot, changed in state.items():
+            self.sparse_state[table][slot].index_copy_(0, rows, changed)
+
+
+def _new_state(rule: UpdateRule, values: torch.Tensor, hyper: np.ndarray) -> State:
+    """Fresh optimizer state; zeros cost no memory until they are touched."""
+    first = rule.initial_state(hyper)
+    return {
+        slot: torch.full_like(values, first[slot]) if first[slot] else torch.zeros_like(values)
+        for slot in rule.slots
+    }
+
+
+def _runs(
+    params: Sequence[ParamSpec], present: np.ndarray, steps: np.ndarray
+) -> Iterator[tuple[int, int, int]]:
+    """Longest ranges (start, stop, step) of neighbouring present parameters of equal step."""
+    code = np.where(present != 0, steps, 0)
+    cuts = np.flatnonzero(np.diff(code)) + 1
+    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(params)], strict=True):
+        if last > first and code[first]:
+            yield params[first].start, params[last - 1].stop, int(code[first])

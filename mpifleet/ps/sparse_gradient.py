@@ -1,0 +1,67 @@
+"""The gradient of a table between backward() and step(), with the life of an ordinary .grad."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpifleet.partition import UniqueKeys, unique_keys
+from mpifleet.ps.merge import segment_sum
+
+
+class SparseGradient:
+    """(keys, gradient rows) of all backward passes since the last zero_grad.
+
+    It follows `weight.grad`, an empty tensor that autograd makes and adds to like any other: where
+    zero_grad (the optimizer's or the model's) made that None, what was collected before is gone.
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self._weight = weight
+        self._staged: list[tuple[int, np.ndarray, Tensor]] = []
+        self._kept: list[tuple[np.ndarray, Tensor]] = []
+        self._seen: Tensor | None = None
+        weight.register_post_accumulate_grad_hook(self._accumulate)
+
+    def placeholder(self) -> Tensor:
+        """What a look-up returns to autograd as the gradient of `weight`."""
+        return torch.zeros_like(self._weight)
+
+    def stage(self, keys: np.ndarray, grads: Tensor) -> None:
+        """Called in backward: distinct keys int64 [u], their gradient [u, dim]."""
+        self._staged.append((torch._C._current_graph_task_id(), keys, grads))
+
+    def _accumulate(self, weight: Tensor) -> None:
+        # What torch.autograd.grad() staged never gets here and must not be taken for a gradient.
+        task = torch._C._current_graph_task_id()
+        if weight.grad is not self._seen:
+            self._kept.clear()
+            self._seen = weight.grad
+        self._kept += [(keys, grads) for owner, keys, grads in self._staged if owner == task]
+        self._staged.clear()
+
+    def clear(self) -> None:
+        """Forget everything collected."""
+        self._kept.clear()
+        self._staged.clear()
+        self._seen = None
+
+    def merged(self, num_rows: int, num_servers: int, table: str) -> tuple[UniqueKeys, Tensor]:
+        """Distinct keys and the sum of each one's gradients, in order of the backward passes.
+
+        Returns (unique, [u, dim]); nothing collected gives no keys.
+        """
+        kept = self._kept if self._weight.grad is not None else []
+        if kept:
+            keys = np.concatenate([part for part, _ in kept])
+            grads = torch.cat([part for _, part in kept]) if len(kept) > 1 else kept[0][1]
+        else:
+            keys, grads = np.empty(0, np.int64), self._weight.new_zeros((0, self._weight.shape[1]))
+        unique = unique_keys(keys, num_rows, num_servers, table)
+        if len(kept) == 1 and keys.size and np.array_equal(unique.keys, keys):
+            return unique, grads
+        return unique, segment_sum(grads, unique.order, unique.starts)
+
+    def scale_(self, factor: Tensor | float) -> None:
+        """Multiply everything collected, as gradient clipping does."""
+        for _, grads in self._kept:
+            grads.mul_(factor)

@@ -1,0 +1,260 @@
+"""One run of a script from fleet.init() to its exit: roles, lifeline, job, and a clean end."""
+
+import atexit
+import os
+import platform
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mpifleet._version import __version__
+from mpifleet.compose import job_settings, local_exchange
+from mpifleet.errors import ConfigError, TableError
+from mpifleet.exchange import Exchange
+from mpifleet.launchenv import (
+    LOG_DIR,
+    LaunchEnv,
+    check_size,
+    read_launch_env,
+    requested_role,
+    requested_servers,
+)
+from mpifleet.lifeline import Address, Hub, Lifeline, install_excepthook, listen_host
+from mpifleet.log import get_logger, set_prefix
+from mpifleet.mpi import bcast_json, library, load_mpi, serial
+from mpifleet.optimizer import DistributedOptimizer
+from mpifleet.ps.agreement import compare
+from mpifleet.ps.exchange import RemoteExchange
+from mpifleet.ps.job import Job
+from mpifleet.roles import Role, Roles
+from mpifleet.strategy import DistributedStrategy
+from mpifleet.util import Util, wait_for_all
+
+
+class Session:
+    """State of one fleet.init(). Building one is collective over all ranks of the job.
+
+    server_num, worker_num: None for what the launch says.  role: this rank's own label.
+    symmetric: even ranks are servers, odd ones workers.
+    """
+
+    def __init__(
+        self,
+        strategy: DistributedStrategy | None,
+        server_num: int | None = None,
+        worker_num: int | None = None,
+        role: str | None = None,
+        symmetric: bool = False,
+    ) -> None:
+        self.strategy = strategy or DistributedStrategy()
+        self.model: nn.Module | None = None
+        self.optimizer: DistributedOptimizer | None = None
+        self.load_from: Path | None = None
+        self.exchange: Exchange | None = None
+        self._mpi: ModuleType | None = None
+        self.roles: Roles | None = None
+        self._lifeline: Lifeline | None = None
+        self._job: Job | None = None
+        self._served = self._ended = False
+        get_logger()
+        env = read_launch_env()
+        if env.launcher != "none" or "mpi4py.MPI" in sys.modules:
+            self._join(env, server_num, worker_num, role, symmetric)
+        elif server_num:
+            raise ConfigError(f"server_num={server_num} in a single process; start it by a launcher")
+        self.util = Util(self._mpi, self.roles)
+
+    def _join(
+        self,
+        env: LaunchEnv,
+        server_num: int | None,
+        worker_num: int | None,
+        role: str | None,
+        symmetric: bool,
+    ) -> None:
+        mpi = load_mpi()
+        comm = mpi.COMM_WORLD
+        check_size(env, comm.size, mpi.Get_library_version())
+        servers, workers = requested_servers()
+        servers = server_num if server_num is not None else servers
+        workers = worker_num if worker_num is not None else workers
+        label = role or requested_role()
+        if comm.size == 1 and not servers:
+            return
+        if servers is None and workers is not None:
+            servers = comm.size - workers
+        if workers is not None and servers is not None and servers + workers != comm.size:
+            raise ConfigError(
+                f"{servers} servers and {workers} workers were asked for, {comm.size} ranks started"
+            )
+        self._mpi = mpi
+        self.roles = Roles.assign(
+            mpi, comm, num_servers=servers, label=label, symmetric=symmetric
+        )
+        self._watch(self.roles)
+
+    def _watch(self, roles: Roles) -> None:
+        """Connect the lifeline: from here on a dead, failed or frozen rank ends the job."""
+        rank, world = roles.world.rank, roles.world
+        name = roles.name_of(rank)
+        hub = Hub.open(listen_host(roles.one_node)) if rank == 0 else None
+        address = Address(*bcast_json(world, list(hub.address) if hub else None))
+        voice = None
+        if os.environ.get(LOG_DIR):
+            from mpifleet.ranklog import redirect
+
+            voice = redirect(roles.role.value, roles.index, rank, os.environ[LOG_DIR])
+        self._lifeline = Lifeline.connect(
+            address,
+            rank=rank,
+            size=world.size,
+            role=name,
+            roles=[roles.name_of(r) for r in range(world.size)],
+            stall_report_s=self.strategy.stall_report_s,
+            stall_end_s=self.strategy.stall_end_s,
+            voice=voice,
+            hub=hub,
+        )
+        set_prefix(f"rank {rank} ({name})")
+        # Exit handlers run last in, first out: a failing exit is seen before the clean end.
+        atexit.register(self._at_exit)
+        install_excepthook(self._lifeline)
+
+    # -- start ------------------------------------------------------------------------------------
+
+    def set_strategy(self, strategy: DistributedStrategy) -> None:
+        """Take another strategy than init()'s, before the start."""
+        if self._job is not None or self.exchange is not None:
+            raise ConfigError("the strategy cannot change after init_worker() or run_server()")
+        self.strategy = strategy
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank is a server; False in a single process."""
+        return self.roles is not None and self.roles.role is Role.SERVER
+
+    def start(self) -> None:
+        """Make tables and windows and connect the optimizer. Collective; once."""
+        if self.optimizer is None:
+            raise ConfigError("call fleet.distributed_optimizer(...) before starting")
+        if self._job is not None or self.exchange is not None:
+            raise ConfigError("this rank has started already: init_worker() or run_server() twice")
+        if self.roles is None:
+            self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
+        else:
+            assert self._mpi is not None
+            self._job = Job(
+                self._mpi,
+                self.roles,
+                self.optimizer.specs,
+                job_settings(self.strategy),
+                self._facts(),
+                *self.optimizer.hypers(),
+                self.optimizer.first_values(),
+                self.load_from,
+            )
+            if self._job.client is not None:
+                self.exchange = RemoteExchange(self._job.client, self.strategy.mode == "sync")
+        if self.exchange is not None:
+            self.optimizer.connect(self.exchange)
+
+    def _facts(self) -> dict[str, str]:
+        assert self._mpi is not None
+        facts = {
+            "the version of mpifleet": __version__,
+            "the MPI library": library(self._mpi),
+            "the version of Python": platform.python_version(),
+        }
+        for field, value in self.strategy.to_dict().items():
+            facts[f"strategy.{field}"] = str(value)
+        return facts
+
+    def serve(self) -> None:
+        """Start and serve until every worker has stopped. On servers."""
+        if not self.is_server:
+            raise ConfigError("run_server() is for servers; this rank is a worker")
+        self.start()
+        assert self._job is not None
+        self._job.serve()
+        self._served = True
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def connected(self) -> Exchange:
+        """The exchange of a started worker. Raises TableError before init_worker()."""
+        if self.exchange is None:
+            what = "run_server()" if self.is_server else "init_worker()"
+            raise TableError(f"not started: this call needs fleet.{what} first, on a worker")
+        return self.exchange
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
+        exchange = self.connected()
+        exchange.flush()
+        if self.roles is None or self.roles.index == 0:
+            meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+            exchange.save(directory.absolute(), meta, self._buffers())
+
+    def load(self, directory: Path) -> None:
+        """Replace tables, parameters and buffers by a checkpoint's. Collective over workers."""
+        from mpifleet.checkpoint import open_checkpoint
+
+        exchange, optimizer = self.connected(), self.optimizer
+        assert optimizer is not None
+        self.util.barrier()
+        if self.roles is None or self.roles.index == 0:
+            exchange.load(directory.absolute())
+        self.util.barrier()
+        optimizer.refresh()
+        if self._local_tensors():
+            with open_checkpoint(directory) as checkpoint:
+                self._set_buffers(checkpoint.buffers())
+
+    def _local_tensors(self) -> dict[str, Any]:
+        """What the model has beside trained parameters and tables: buffers, frozen parameters."""
+        if self.model is None or self.optimizer is None:
+            return {}
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        tensors = dict(self.model.named_buffers())
+        for name, param in self.model.named_parameters():
+            if id(param) not in trained and not hasattr(param, "sparse_embedding"):
+                tensors[name] = param
+        return tensors
+
+    def _buffers(self) -> dict[str, np.ndarray]:
+        return {n: t.detach().cpu().numpy() for n, t in self._local_tensors().items()}
+
+    def _set_buffers(self, saved: dict[str, np.ndarray]) -> None:
+        import torch
+
+        for name, tensor in self._local_tensors().items():
+            if name not in saved:
+                raise ConfigError(f"buffer {name!r} is not in the checkpoint")
+            tensor.detach().copy_(torch.from_numpy(saved[name].copy()))
+
+    # -- end --------------------------------------------------------------------------------------
+
+    def _at_exit(self) -> None:
+        """End together: stop what was not stopped, free windows, say goodbye. Collective."""
+        if self._ended or self.roles is None:
+            return
+        self._ended = True
+        if self._job is None:
+            # A rank that leaves while others start would keep them waiting: they are told so.
+            compare(self.roles, {"whether it starts": "it left before init_worker or run_server"})
+        elif self.exchange is not None and not getattr(self.exchange, "is_finished", True):
+            get_logger().warning("the script ended without fleet.stop_worker(): stopping now")
+            self.exchange.finish()
+        elif self.is_server and not self._served:
+            raise ConfigError("a server left before its workers had stopped")
+        wait_for_all(self.roles.world)
+        if self._job is not None:
+            self._job.free()
+        with serial:
+            self.roles.world.Barrier()
+        if self._lifeline is not None:
+            self._lifeline.goodbye()

@@ -1,0 +1,107 @@
+"""fleet.util: small collectives over the workers, the servers or all ranks, as Fleet names them."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mpifleet.errors import ConfigError
+from mpifleet.mpi import gather_json, serial
+from mpifleet.partition import file_shard
+from mpifleet.patience import Backoff
+from mpifleet.roles import Role, Roles
+
+MODES = ("sum", "min", "max")
+WORLDS = ("worker", "server", "all")
+
+
+class Util:
+    """Collectives for scripts. mpi and roles are None in a single process.
+
+    Every call is collective over the ranks of `comm_world`; a rank that is none of them raises.
+    """
+
+    def __init__(self, mpi: ModuleType | None, roles: Roles | None) -> None:
+        self._mpi = mpi
+        self._roles = roles
+
+    def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
+        """Element-wise sum, min or max over the ranks; a number, a list or an ndarray as given.
+
+        Integers stay exact int64 (uint64 where given). Collective.
+        """
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r}; use one of {', '.join(MODES)}")
+        values = np.array(input, order="C")  # a copy: the input is left as it is
+        if values.dtype.kind not in "iufb":
+            raise ConfigError(f"all_reduce of {values.dtype}; use numbers")
+        if values.dtype == bool:
+            values = values.astype(np.int64)
+        comm = self._comm(comm_world)
+        if comm is not None:
+            assert self._mpi is not None
+            op = {"sum": self._mpi.SUM, "min": self._mpi.MIN, "max": self._mpi.MAX}[mode]
+            with serial:
+                comm.Allreduce(self._mpi.IN_PLACE, values, op=op)
+        if isinstance(input, np.ndarray):
+            return values
+        return values.tolist()
+
+    def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
+        """Every rank's number, text or list of them; "all" lists workers first. Collective."""
+        comm = self._comm(comm_world)
+        if comm is None:
+            return [input]
+        values = gather_json(comm, input)
+        if comm_world == "all":
+            assert self._roles is not None
+            order = (*self._roles.worker_ranks, *self._roles.server_ranks)
+            return [values[rank] for rank in order]
+        return values
+
+    def barrier(self, comm_world: str = "worker") -> None:
+        """Wait for all ranks of `comm_world`, without keeping a core busy. Collective."""
+        comm = self._comm(comm_world)
+        if comm is not None:
+            wait_for_all(comm)
+
+    def get_file_shard(self, files: Sequence[str]) -> list[str]:
+        """This worker's contiguous share of `files`, the same list on every worker."""
+        if self._roles is None:
+            return file_shard(files, 0, 1)
+        if self._roles.role is not Role.WORKER:
+            raise ConfigError("get_file_shard is for workers; this rank is a server")
+        return file_shard(files, self._roles.index, self._roles.num_workers)
+
+    def print_on_rank(self, message: str, rank_id: int) -> None:
+        """Print `message` on the worker with this index only."""
+        if self._roles is None:
+            is_it = rank_id == 0
+        else:
+            is_it = self._roles.role is Role.WORKER and self._roles.index == rank_id
+        if is_it:
+            print(message, flush=True)
+
+    def _comm(self, comm_world: str) -> Any:
+        if comm_world not in WORLDS:
+            raise ConfigError(f"comm_world={comm_world!r}; use one of {', '.join(WORLDS)}")
+        if self._roles is None:
+            return None
+        if comm_world == "all":
+            return self._roles.world
+        if self._roles.role.value != comm_world:
+            raise ConfigError(f"comm_world={comm_world!r} on a {self._roles.role.value}")
+        return self._roles.group
+
+
+def wait_for_all(comm: Any) -> None:
+    """A barrier that sleeps while it waits. Collective."""
+    with serial:
+        request = comm.Ibarrier()
+    backoff = Backoff(long_sleep_s=1e-3, spins=20)
+    while True:
+        with serial:
+            if request.Test():
+                return
+        backoff.pause()
