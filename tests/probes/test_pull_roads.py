@@ -6,6 +6,8 @@ Found: right on Open MPI 4.1.4 (osc/rdma, sm, pt2pt) and 5.0.11 (sm), 2 to 4 ran
 does not exist where osc is set to pt2pt alone: Allocate_shared raises MPI_ERR_INTERN on every rank;
 `osc=sm,pt2pt` has both. Memory of a shared window is not 64-byte aligned (page + 264 on 4.1.4,
 and each further rank exactly the asked size behind): who needs alignment pads by itself.
+Building the indexed type costs more than the transfer: 1.8 ms from a numpy array, which mpi4py
+reads element by element, 0.8 ms from a list, against 0.4 ms for the Get (10,000 rows, osc/sm).
 """
 
 import numpy as np
@@ -43,7 +45,7 @@ def pull_by_load(win: MPI.Win, server: int, keys: np.ndarray) -> np.ndarray:
 
 def pull_indexed(win: MPI.Win, server: int, keys: np.ndarray) -> np.ndarray:
     row = MPI.FLOAT.Create_contiguous(DIM)
-    picked = row.Create_indexed_block(1, keys.astype(np.int32)).Commit()
+    picked = row.Create_indexed_block(1, keys.tolist()).Commit()
     rows = np.empty((keys.size, DIM), np.float32)
     win.Lock(server, MPI.LOCK_SHARED)
     win.Get(rows, server, [0, 1, picked])
