@@ -1,0 +1,79 @@
+"""Light modules load neither MPI nor torch, and cost little more than numpy."""
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIGHT = [
+    "mpifleet",
+    "mpifleet.errors",
+    "mpifleet.log",
+    "mpifleet.strategy",
+    "mpifleet.launchenv",
+    "mpifleet.partition",
+    "mpifleet.lifeline",
+    "mpifleet.cli.main",
+    "mpifleet.cli.run",
+]
+HEAVY = ["mpi4py.MPI", "torch", "h5py", "horovod", "sklearn", "rich"]
+ROUNDS = 5
+MORE_THAN_NUMPY_S = 0.050
+LIMIT_S = 60
+TIMED = "import time; begin = time.process_time(); {}; print(time.process_time() - begin)"
+
+
+def python(*arguments: str) -> str:
+    """Standard output of this interpreter run with `arguments`, the package importable."""
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_nothing_heavy(module):
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    assert python("-c", code).strip() == "[]"
+
+
+def test_the_check_sees_a_heavy_module():
+    code = f"import sys, h5py; print([name for name in {HEAVY} if name in sys.modules])"
+    assert python("-c", code).strip() == "['h5py']"
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom mpifleet.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    out = python("-c", code)
+    assert out.splitlines()[-1] == "[]"
+    assert "run" in out
+
+
+def test_importing_costs_little_more_than_numpy():
+    """CPU time of fresh interpreters, in turn, so that a busy machine slows all alike."""
+    cases = {"numpy": "import numpy"} | {name: f"import numpy, {name}" for name in LIGHT}
+    python("-c", "; ".join(cases.values()))  # compiles what is not compiled yet
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(ROUNDS):
+        for name, statement in cases.items():
+            seconds[name].append(float(python("-c", TIMED.format(statement))))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    base = medians.pop("numpy")
+    dear = {name: s - base for name, s in medians.items() if s - base > MORE_THAN_NUMPY_S}
+    assert not dear, f"seconds over numpy's {base:.3f}"
