@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clicks import Share, open_clicks
-from job import add_options, build, data_dir, test_auc_line
+from job import add_options, build, data_dir, auc_line
 
 from mpifleet import fleet
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fleet.init_worker()
     fleet.load_persistables(args.load)
     clicks = open_clicks(args.data, data_dir(args), args.seed)
-    print(test_auc_line(model, clicks.test(Share(0, 1)), args.bf16), flush=True)
+    print(auc_line(model, clicks.test(Share(0, 1)), args.bf16), flush=True)
     fleet.stop_worker()
     return 0
 

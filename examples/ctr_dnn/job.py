@@ -44,14 +44,11 @@ def build(
 
 def tensors(batch: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dense, ids, labels of a batch, without a copy."""
-    return (
-        torch.from_numpy(batch.dense),
-        torch.from_numpy(batch.ids),
-        torch.from_numpy(batch.labels),
-    )
+    dense, ids = torch.from_numpy(batch.dense), torch.from_numpy(batch.ids)
+    return dense, ids, torch.from_numpy(batch.labels)
 
 
-def test_auc_line(model: CTRDNN, share: Iterable[Samples], bf16: bool) -> str:
+def auc_line(model: CTRDNN, share: Iterable[Samples], bf16: bool) -> str:
     """Test AUC over the shares of all workers, as one line. Collective over workers."""
     metric = AUC()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from clicks import Clicks, Share, open_clicks, prepare
-from job import add_options, build, data_dir, tensors, test_auc_line
+from job import add_options, build, data_dir, tensors, auc_line
 from progress import TrainProgress
 
 from mpifleet import fleet
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fleet.flush()
         fleet.barrier_worker()
         optimizer.refresh()
-        line = test_auc_line(model, clicks.test(share), args.bf16)
+        line = auc_line(model, clicks.test(share), args.bf16)
         if fleet.is_first_worker():
             print(line, flush=True)
         # Nobody trains on while another worker still evaluates.
@@ -103,9 +103,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256, help="samples per worker and step")
     parser.add_argument("--mode", choices=["async", "sync"], default="async")
     parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate")
-    parser.add_argument(
-        "--limit", type=int, help="training samples per epoch, all workers together"
-    )
+    parser.add_argument("--limit", type=int, help="samples per epoch, of all workers together")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
     args = parser.parse_args(argv)
     for name in ("epochs", "batch_size"):
