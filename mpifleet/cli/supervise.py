@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from mpifleet.lifeline.ending import is_segment, mapped_segments, unlink_segments
+from mpifleet.lifeline.segments import is_segment, mapped_segments, unlink_segments
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0

@@ -10,6 +10,7 @@ the last line when the others are gone.
 from mpifleet.lifeline.hooks import install_excepthook
 from mpifleet.lifeline.hub import Hub
 from mpifleet.lifeline.line import Lifeline
+from mpifleet.lifeline.segments import RankSegments
 from mpifleet.lifeline.wire import Address, listen_host
 
-__all__ = ["Address", "Hub", "Lifeline", "install_excepthook", "listen_host"]
+__all__ = ["Address", "Hub", "Lifeline", "RankSegments", "install_excepthook", "listen_host"]

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NoReturn
 
+from mpifleet.lifeline.segments import mapped_segments, unlink_segments
+
 FLUSH_S = 0.3
-# Files that Open MPI 4 and 5, MPICH and Intel MPI keep in /dev/shm, by the start of their names.
-MPI_SEGMENT = re.compile(
-    r"(vader_segment|sm_segment|osc_sm|osc_rdma|open_mpi|ompi|mpich|MPICH|Intel_MPI|shm_col)"
-)
 
 
 class Voice:
@@ -86,37 +82,3 @@ def kill(pids: Iterable[int]) -> None:
         if pid > 1 and pid != os.getpid():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def mapped_segments(pid: str = "self") -> set[str]:
-    """Paths of the MPI segments in /dev/shm that process `pid` maps; none where /proc is absent."""
-    paths = set()
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                fields = line.rstrip("\n").split(None, 5)
-                if len(fields) == 6 and is_segment(fields[5]):
-                    paths.add(fields[5])
-    except OSError:
-        pass
-    return paths
-
-
-def is_segment(path: str) -> bool:
-    """Whether `path` is a file that an MPI library keeps in /dev/shm, judged by its name."""
-    folder, name = os.path.split(path)
-    return folder == "/dev/shm" and MPI_SEGMENT.match(name) is not None
-
-
-def unlink_segments(paths: Iterable[str]) -> list[str]:
-    """Remove those of `paths` that belong to this user; returns the ones removed.
-
-    The memory itself lives until the last process that maps it ends.
-    """
-    removed = []
-    for path in sorted(paths):
-        with contextlib.suppress(OSError):
-            if Path(path).lstat().st_uid == os.geteuid():
-                Path(path).unlink()
-                removed.append(path)
-    return removed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpifleet.cli.command import Job, command_line, job_environment
 from mpifleet.cli.run import find_launcher
-from mpifleet.lifeline.ending import mapped_segments
+from mpifleet.lifeline.segments import mapped_segments
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "MPIFLEET_TEST_JOB"

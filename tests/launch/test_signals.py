@@ -58,6 +58,17 @@ def test_a_killed_mpirun_takes_the_ranks_with_it(start_job):
     assert job.leftovers(10) == []
 
 
+def test_nothing_is_left_when_everything_is_killed_at_once(start_job):
+    job = start_job(run_command(1, 2, JOB))
+    job.wait_ready(3)
+    pids = job.pids()
+    assert len(pids) >= 5, "launcher, mpirun and three ranks"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    job.wait()
+    assert job.leftovers() == []
+
+
 def test_a_closed_terminal_ends_the_job(start_job):
     master, terminal = pty.openpty()
     take_terminal = (

@@ -1,6 +1,6 @@
 """A job that holds a lifeline over plain mpi4py; each rank does what the command line says.
 
-Usage: lifeline_job.py RANK:ACTION ... ; other ranks wait in MPI_Barrier, which never completes.
+Usage: lifeline_job.py RANK:ACTION ... ; other ranks wait inside MPI for a message that never comes.
 Prints "ready RANK PID" on every rank, after all ranks hold their lifelines.
 """
 
@@ -18,7 +18,14 @@ for name, value in transport_defaults(read_launch_env()).items():
     os.environ.setdefault(name, value)
 from mpi4py import MPI  # noqa: E402
 
-from mpifleet.lifeline import Address, Hub, Lifeline, install_excepthook, listen_host  # noqa: E402
+from mpifleet.lifeline import (  # noqa: E402
+    Address,
+    Hub,
+    Lifeline,
+    RankSegments,
+    install_excepthook,
+    listen_host,
+)
 
 
 def main() -> None:
@@ -40,12 +47,16 @@ def main() -> None:
         hub=hub,
     )
     install_excepthook(line)
+    node_comm.Barrier()
+    segments = RankSegments(node_comm.size)
+    if node_comm.allreduce(segments.complete, op=MPI.LAND):
+        segments.hide()
     # Windows as a parameter server holds them: their files are what must not be left behind.
     shared = MPI.Win.Allocate_shared(1 << 20, 1, comm=node_comm)
     window = MPI.Win.Allocate(1 << 20, 1, comm=node_comm)
     world.Barrier()
     print(f"ready {rank} {os.getpid()}\n", end="", flush=True)
-    action = dict(word.split(":") for word in sys.argv[1:]).get(str(rank), "barrier")
+    action = dict(word.split(":") for word in sys.argv[1:]).get(str(rank), "wait")
     if action == "raise":
         raise ValueError("no such thing\nsecond line")
     if action == "exit":
@@ -61,10 +72,11 @@ def main() -> None:
             time.sleep(600)
         print(f"child {rank} {child}\n", end="", flush=True)
     if action != "finish":
-        world.Barrier()
+        world.Recv(np.empty(1), source=(rank + 1) % size, tag=9)
     shared.Free()
     window.Free()
     line.goodbye()
+    segments.restore(node_comm.rank)
     MPI.Finalize()
 
 
