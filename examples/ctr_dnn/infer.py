@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clicks import Share, open_clicks
-from job import add_options, build, data_dir, auc_line
+from job import add_options, auc_line, build, data_dir
 
 from mpifleet import fleet
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from clicks import Clicks, Share, open_clicks, prepare
-from job import add_options, build, data_dir, tensors, auc_line
+from job import add_options, auc_line, build, data_dir, tensors
 from progress import TrainProgress
 
 from mpifleet import fleet
