@@ -23,6 +23,7 @@ SETTLE_S = 0.4
 # How long the hub waits for the others to end before its last words; within the same second.
 LINGER_S = 0.4
 HELLO_S = 10.0
+LEAVE_S = 1.0
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Hub:
         self._waiting: tuple[float, int, str] | None = None  # a signal: (until, status, text)
         self._end: tuple[float, int, str] | None = None  # (until, status, text)
         self.voice = Voice()
+        self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpifleet-hub", daemon=True)
 
     @classmethod
@@ -78,6 +80,13 @@ class Hub:
         hub = cls(listener, host)
         hub._thread.start()
         return hub
+
+    def wait_leaving(self) -> None:
+        """Wait until the others know that rank 0 leaves in order; at most LEAVE_S.
+
+        Were its process gone first, they would take it for dead.
+        """
+        self._leaving.wait(LEAVE_S)
 
     def close_in_child(self) -> None:
         """In a forked child: let go of every connection, so that its end is still seen."""
@@ -148,6 +157,7 @@ class Hub:
             rank.said_goodbye = True
             if rank.rank == 0:
                 self._tell_all(encode(kind="leaving"))
+                self._leaving.set()
         elif kind == "fail":
             self._announce(message["status"], f"{rank.name} {message['text']}")
         elif kind == "signal":

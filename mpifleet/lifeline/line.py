@@ -109,6 +109,8 @@ class Lifeline:
         """
         self.said_goodbye = True
         self._send(encode(kind="goodbye"))
+        if self._hub is not None:
+            self._hub.wait_leaving()
 
     def fail(self, exit_status: int, text: str) -> NoReturn:
         """End the whole job: "rank R (role) <text>" is its last line, exit_status this rank's.

