@@ -126,8 +126,8 @@ def _download(scratch: Path, target: Path) -> Path:
 
 def _read_table(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[np.str_]]:
     """Columns by name of a tab-separated table whose header says name:type."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    header = [entry.split(":")[0] for entry in lines[0].split("\t")] if lines else []
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    header = [entry.split(":")[0] for entry in lines[0].split("\t")]
     missing = [name for name in wanted if name not in header]
     if missing:
         raise DataError(f"{path}:1: no column {', '.join(missing)}; the header has {header}")
