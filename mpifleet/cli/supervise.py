@@ -178,7 +178,7 @@ def remove_leftovers(since_s: float) -> list[str]:
 
 def _unmapped(since_s: float) -> set[str]:
     candidates = set()
-    for path in Path("/dev/shm").glob("*"):
+    for path in Path("/dev/shm").rglob("*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if status.st_uid == os.geteuid() and status.st_mtime >= since_s - 1.0:

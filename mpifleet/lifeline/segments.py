@@ -13,7 +13,7 @@ _SEGMENT = re.compile(
     r"(vader_segment|sm_segment|osc_sm|osc_rdma|open_mpi|ompi|mpich|MPICH|Intel_MPI|shm_col)"
 )
 # Open MPI's one file per rank that lives as long as the job; it ends in the rank on the node.
-_OF_A_RANK = re.compile(r"/dev/shm/(vader|sm)_segment\..*\.(\d+)")
+_OF_A_RANK = re.compile(r"/dev/shm/(?:.+/)?(vader|sm)_segment\..*\.(\d+)")
 _DELETED = " (deleted)"
 
 
@@ -65,9 +65,12 @@ def mapped_segments(pid: str = "self") -> set[str]:
 
 
 def is_segment(path: str) -> bool:
-    """Whether `path` is a file that an MPI library keeps in /dev/shm, judged by its name."""
+    """Whether `path` is a file that an MPI library keeps in /dev/shm or a folder of it.
+
+    Judged by its name alone.
+    """
     folder, name = os.path.split(path)
-    return folder == "/dev/shm" and _SEGMENT.match(name) is not None
+    return f"{folder}/".startswith("/dev/shm/") and _SEGMENT.match(name) is not None
 
 
 def unlink_segments(paths: Iterable[str]) -> list[str]:

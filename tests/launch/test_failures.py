@@ -48,6 +48,29 @@ def test_an_exception_ends_the_job_while_the_others_wait_in_mpi(start_job, rank)
     assert job.last_line() == words
 
 
+def test_every_log_tells_why_the_job_ended(start_job, tmp_path):
+    logs = tmp_path / "logs"
+    command = run_command(1, 2, JOB)
+    command[4:4] = ["--log_dir", str(logs)]
+    job = start_job(command)
+    names = {0: "workerlog.0", 1: "workerlog.1", 2: "serverlog.0"}
+
+    def ready():
+        texts = {r: (logs / n).read_text() for r, n in names.items() if (logs / n).exists()}
+        return all(f"ready {rank} " in texts.get(rank, "") for rank in names)
+
+    job.wait_until(ready, 40, "all ranks ready in their logs")
+    pid = int((logs / names[1]).read_text().split()[-1])
+    os.kill(pid, signal.SIGKILL)
+    assert job.wait(LIMIT_S) != 0
+    words = f"mpifleet: rank 1 (worker 1) on {HOST} died"
+    assert job.last_line() == words
+    assert words in (logs / names[0]).read_text().splitlines()
+    assert words in (logs / names[2]).read_text().splitlines()
+    assert "ready 0 " in job.stdout, "rank 0 stays on the terminal"
+    assert "ready 1 " not in job.stdout
+
+
 def test_exit_status_of_a_rank_is_the_jobs(start_job):
     job = start_job(run_command(1, 2, JOB, "1:exit"))
     assert job.wait(40) == 3

@@ -346,6 +346,7 @@ def test_describe_is_one_line():
 def test_segments_are_known_by_name():
     for name in ("vader_segment.h.0.1f.0", "sm_segment.h.0.1f.0", "osc_sm.h.1f.0.3", "mpich_shm_x"):
         assert is_segment(f"/dev/shm/{name}")
+        assert is_segment(f"/dev/shm/node/{name}")
         assert not is_segment(f"/tmp/{name}")
     for name in ("sem.mine", "torch_1_2", "psm_abc", "my_vader_segment"):
         assert not is_segment(f"/dev/shm/{name}")

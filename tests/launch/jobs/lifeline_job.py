@@ -11,7 +11,7 @@ import time
 import mpi4py
 import numpy as np
 
-from mpifleet.launchenv import read_launch_env, transport_defaults
+from mpifleet.launchenv import LOG_DIR, read_launch_env, transport_defaults
 
 mpi4py.rc.thread_level = "serialized"
 for name, value in transport_defaults(read_launch_env()).items():
@@ -26,6 +26,7 @@ from mpifleet.lifeline import (  # noqa: E402
     install_excepthook,
     listen_host,
 )
+from mpifleet.ranklog import redirect  # noqa: E402
 
 
 def main() -> None:
@@ -36,6 +37,9 @@ def main() -> None:
     hub = Hub.open(listen_host(one_node)) if rank == 0 and size > 1 else None
     address = world.bcast(hub.address if hub else None)
     roles = [f"worker {r}" for r in range(size - 1)] + ["server 0"] if size > 1 else ["worker 0"]
+    role, index = roles[rank].split()
+    log_dir = os.environ.get(LOG_DIR)
+    voice = redirect(role, int(index), rank, log_dir) if log_dir else None
     line = Lifeline.connect(
         Address(*address) if address else None,
         rank=rank,
@@ -45,6 +49,7 @@ def main() -> None:
         stall_report_s=float(os.environ.get("STALL_REPORT_S", "60")),
         stall_end_s=float(os.environ.get("STALL_END_S", "600")),
         hub=hub,
+        voice=voice,
     )
     install_excepthook(line)
     node_comm.Barrier()
