@@ -66,6 +66,8 @@ def _make(venv: Path) -> list[str]:
         command = [sys.executable, "-m", "venv", *bare, str(venv)]
         if run(command, env=environment(), limit_s=120, cwd=ROOT).status != 0:
             raise SetUpError("the virtual environment could not be made: see the message above")
+        if bare:
+            install(pip_of(venv), "pip")
     return pip_of(venv)
 
 

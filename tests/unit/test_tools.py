@@ -1,0 +1,172 @@
+"""The demo's verdict, the counting of test runs, and the parts they consist of."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import demo, outcomes, parts, processes
+from tools.test import main
+
+ROOT = Path(__file__).parents[2]
+GOOD = demo.Auc("0.7900", 20000)
+
+
+def part(kind: str = "mpi", ranks: int = 2) -> parts.Part:
+    return parts.Part(kind, "tests/mpi", "system", ["python", "-m", "pytest"], 10, ranks)
+
+
+def tally(path: Path, *records: dict) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+class TestDemo:
+    def test_good_figures_pass(self):
+        demo.check(GOOD, GOOD, demo.Auc("0.7949", 20000))
+
+    @pytest.mark.parametrize(
+        ("trained", "loaded", "plain", "said"),
+        [
+            ("0.7499", "0.7499", "0.7499", "below 0.75"),
+            ("0.7900", "0.7901", "0.7900", "from the checkpoint"),
+            ("0.7900", "0.7900", "0.7951", "further apart"),
+        ],
+    )
+    def test_bad_figures_name_what_is_bad(self, trained, loaded, plain, said):
+        with pytest.raises(demo.DemoError, match=said):
+            demo.check(*(demo.Auc(text, 20000) for text in (trained, loaded, plain)))
+
+    def test_another_number_of_samples_fails(self):
+        with pytest.raises(demo.DemoError, match="one process"):
+            demo.check(GOOD, GOOD, demo.Auc(GOOD.text, 19999))
+
+    def test_the_last_printed_figure_counts(self):
+        text = "test AUC 0.7000 (10 samples)\nnoise\ntest AUC 0.7900 (20000 samples)\n"
+        assert demo.last_auc("training", text) == GOOD
+
+    def test_no_figure_is_an_error(self):
+        with pytest.raises(demo.DemoError, match=r"infer\.py printed no line"):
+            demo.last_auc("infer.py", "test AUC nan (20000 samples)")
+
+    def test_it_ends_with_two_lines(self):
+        assert len(demo.closing("Open MPI", GOOD, GOOD, GOOD, 60).strip().splitlines()) == 2
+
+
+class TestOutcomes:
+    def test_tests_are_counted_and_a_lost_one_has_failed(self, tmp_path):
+        outcome = outcomes.Outcome(part())
+        path = tally(
+            tmp_path / "t",
+            {"started": "tests/mpi/test_a.py::one"},
+            {"test": "tests/mpi/test_a.py::one", "outcome": "passed", "seconds": 1, "reason": ""},
+            {"started": "tests/mpi/test_b.py::two"},
+            {"test": "tests/mpi/test_b.py::two", "outcome": "skipped", "seconds": 0, "reason": ""},
+            {"started": "tests/mpi/test_a.py::three"},
+        )
+        outcomes.read_tally(outcome, path)
+        outcomes.close(outcome, 1)
+        assert outcome.counts == {"passed": 1, "skipped": 1, "failed": 1}
+        assert outcome.ran == {"tests/mpi/test_a.py"}
+        assert "tests/mpi/test_a.py::three: did not end" in outcome.notes
+
+    def test_a_part_without_a_test_has_failed(self, tmp_path):
+        outcome = outcomes.Outcome(part())
+        outcomes.read_tally(outcome, tmp_path / "absent")
+        outcomes.close(outcome, 0)
+        assert outcome.counts["failed"] == 1
+
+    def test_a_status_without_a_failed_test_is_a_failure(self, tmp_path):
+        outcome = outcomes.Outcome(part())
+        record = {"test": "x.py::y", "outcome": "passed", "seconds": 1, "reason": ""}
+        outcomes.read_tally(outcome, tally(tmp_path / "t", record))
+        outcomes.close(outcome, 3)
+        assert outcome.counts == {"passed": 1, "failed": 1}
+        assert outcome.notes == ["exit status 3"]
+
+    def test_files_that_no_rank_count_runs(self, tmp_path):
+        for name in ("test_one.py", "test_two.py"):
+            (tmp_path / "tests" / "mpi").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "tests" / "mpi" / name).touch()
+        first = outcomes.Outcome(part(ranks=1))
+        second = outcomes.Outcome(part(ranks=2), ran={"tests/mpi/test_one.py"})
+        untested = outcomes.files_without_a_test(tmp_path, [first, second])
+        assert untested == ["tests/mpi/test_two.py"]
+        text, well = outcomes.report([first, second], untested)
+        assert not well
+        assert text.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+    def test_what_did_not_run_is_said_and_does_not_fail(self):
+        done = outcomes.Outcome(part("unit", 0))
+        done.counts.update(passed=3, skipped=1)
+        absent = outcomes.Outcome(part("cluster", 0), not_run="missing: srun")
+        text, well = outcomes.report([done, absent], [])
+        assert well
+        assert "NOT RUN  tests/mpi (system, 1 ranks): missing: srun" in text
+        assert text.splitlines()[-1] == "3 passed, 0 failed, 1 skipped"
+
+
+def test_the_tally_plugin_writes_what_happens(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 0\n"
+        "@pytest.mark.skip(reason='why')\ndef test_not(): pass\n"
+        "@pytest.fixture\ndef torn():\n    yield\n    assert 0\n"
+        "def test_torn(torn): pass\n"
+        "def test_dies(): os._exit(9)\n"
+    )
+    path = tmp_path / "tally"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-ptests.tally", "-pno:cacheprovider", "--rootdir=."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MPIFLEET_TEST_TALLY": str(path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    outcome = outcomes.Outcome(part("unit", 0))
+    outcomes.read_tally(outcome, path)
+    assert outcome.counts == {"passed": 1, "failed": 3, "skipped": 1}
+    assert any("test_dies: did not end" in note for note in outcome.notes)
+
+
+class TestProcesses:
+    def test_output_and_status_come_back(self):
+        code = "import sys; print('hello'); sys.exit(3)"
+        ended = processes.run(
+            [sys.executable, "-c", code], env=os.environ, limit_s=30, cwd=ROOT, quiet=True
+        )
+        assert (ended.status, ended.output) == (3, "hello\n")
+
+    def test_a_command_past_its_limit_leaves_no_child(self, tmp_path):
+        pid_file = tmp_path / "pid"
+        script = f"sleep 50 & echo $! > {pid_file}; wait"
+        begin = time.monotonic()
+        ended = processes.run(["sh", "-c", script], env=os.environ, limit_s=1, cwd=ROOT, quiet=True)
+        assert ended.status == processes.TIMED_OUT
+        assert time.monotonic() - begin < 20
+        status = Path(f"/proc/{pid_file.read_text().strip()}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_every_part_names_a_folder_that_is_there():
+    for each in parts.all_parts(ROOT, ROOT / ".venvs"):
+        for word in each.command:
+            if word.startswith("tests/"):
+                assert (ROOT / word).is_dir(), word
+
+
+def test_world_sizes_and_mpis_are_all_there():
+    found = {(p.mpi, p.ranks) for p in parts.all_parts(ROOT, ROOT / ".venvs") if p.kind == "mpi"}
+    assert found == {(mpi, ranks) for mpi in ("system", "wheel") for ranks in (1, 2, 3, 4)}
+
+
+def test_an_unknown_kind_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "unit,nothing"])
+    assert "--only nothing: use some of" in capsys.readouterr().err
