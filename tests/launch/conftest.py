@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from launch.started_job import StartedJob
+
+from tests.launch.started_job import StartedJob
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.started_job import plain_command, run_command
+
+from tests.launch.started_job import plain_command, run_command
 
 JOB = str(Path(__file__).parent / "jobs" / "lifeline_job.py")
 HOST = socket.gethostname()
@@ -91,6 +92,17 @@ def test_a_killed_rank_is_named_under_bare_mpirun(start_job, rank):
     os.kill(job.wait_ready(3)[rank], signal.SIGKILL)
     assert job.wait(LIMIT_S) != 0
     assert last_words(job) == f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} died"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_killed_while_the_others_finalize_is_named(start_job, rank):
+    actions = [f"{r}:late" if r == rank else f"{r}:finish" for r in range(3)]
+    job = start_job(run_command(1, 2, JOB, *actions))
+    pid = job.wait_ready(3)[rank]
+    time.sleep(0.5)  # the others reach MPI_Finalize; earlier would be another test of this file
+    os.kill(pid, signal.SIGKILL)
+    assert job.wait(LIMIT_S) != 0
+    assert job.last_line() == f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} died"
 
 
 def test_a_killed_rank_is_seen_although_its_child_lives(start_job):

@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch.started_job import plain_command, run_command
+
+from tests.launch.started_job import plain_command, run_command
 
 JOB = str(Path(__file__).parent / "jobs" / "lifeline_job.py")
 

@@ -4,6 +4,7 @@ Usage: lifeline_job.py RANK:ACTION ... ; other ranks wait inside MPI for a messa
 Prints "ready RANK PID" on every rank, after all ranks hold their lifelines.
 """
 
+import ctypes
 import os
 import sys
 import time
@@ -76,13 +77,18 @@ def main() -> None:
         if child == 0:
             time.sleep(600)
         print(f"child {rank} {child}\n", end="", flush=True)
-    if action != "finish":
+    if action not in ("finish", "late"):
         world.Recv(np.empty(1), source=(rank + 1) % size, tag=9)
     shared.Free()
     window.Free()
-    line.goodbye()
+    world.Barrier()
     segments.restore(node_comm.rank)
-    MPI.Finalize()
+    if action == "late":
+        time.sleep(600)
+    # Not MPI.Finalize(), which keeps the interpreter's lock while it waits for the other ranks:
+    # the lifeline's thread must see the death of one of them.
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+    line.goodbye()
 
 
 main()
