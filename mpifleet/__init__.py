@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpifleet._version import __version__
 
 if TYPE_CHECKING:
-    from mpifleet import fleet
+    import mpifleet.fleet as fleet
     from mpifleet.strategy import DistributedStrategy
 
 __all__ = ["DistributedStrategy", "__version__", "fleet"]

@@ -1,6 +1,6 @@
 """An embedding whose rows live on the parameter servers."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +23,14 @@ class SparseEmbedding(nn.Module):
 
     name: unique among the model's tables.  num_rows: keys are 0..num_rows - 1, per slot when not
     shared.  pooling: "sum" or "mean" of the ids of a slot, or "concat" of them.
-    num_slots: slots of a sample; their results stand side by side.  shared: one table for all slots,
-    else each slot has num_rows rows of its own.  initializer: "uniform" in [-scale, scale],
+    num_slots: slots of a sample; their results stand side by side.  shared: one table for all
+    slots, else each slot has num_rows rows of its own.  initializer: "uniform" in [-scale, scale],
     "normal" with deviation `scale`, "constant" or "zeros"; a row's first value depends on table
     name, seed and key only.  padding_idx: an id that contributes zeros and is never trained.
 
     The parameter `weight` [0, dim] stands for the table: its param group in the optimizer gives the
     table's update rule and learning rate; a table in no group is frozen.
     """
-
-    weight: nn.Parameter
-    _warned: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -63,10 +60,22 @@ class SparseEmbedding(nn.Module):
         self.seed = seed
         self.padding_idx = padding_idx
         self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
-        self.gradient = SparseGradient(self.weight)
-        self.weight.sparse_embedding = self  # type: ignore[attr-defined]
+        self._take_weight()
         self._exchange: Exchange | None = None
         self._table = -1
+
+    def _take_weight(self) -> None:
+        self.gradient = SparseGradient(self.weight)
+        self.weight.sparse_embedding = self  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is a table that is not connected yet, with gradients of its own.
+        state = {name: value for name, value in vars(self).items() if name != "gradient"}
+        return {**state, "_exchange": None, "_table": -1}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._take_weight()
 
     @property
     def table_rows(self) -> int:
@@ -79,7 +88,7 @@ class SparseEmbedding(nn.Module):
         self._table = table
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Rows of `ids`, pooled per slot, slots side by side: [B, num_slots * dim] of dtype `dtype`.
+        """Rows of `ids`, pooled per slot, slots side by side: [B, num_slots * dim].
 
         ids int64 [B, L]: with num_slots == 1 one slot of L ids, else L == num_slots and one id per
         slot; [B, num_slots, L]: L ids per slot; or flat [n] with offsets int64 [B * num_slots],
@@ -97,7 +106,16 @@ class SparseEmbedding(nn.Module):
         rows = torch.from_numpy(self._exchange.pull_rows(self._table, plan.unique))
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         pooled = _Lookup.apply(weight, rows, plan, self.gradient)
+        if not batch:
+            return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
         return pooled.reshape(batch, -1).to(self.weight.device)
+
+    def _empty_width(self, ids: Tensor) -> int:
+        """Width of the output for no samples: what the ids' shape would give any number of them."""
+        per_slot = 1
+        if self.pooling == "concat" and (ids.dim() == 3 or self.num_slots == 1):
+            per_slot = ids.shape[-1] if ids.dim() > 1 else 0
+        return self.num_slots * per_slot * self.dim
 
     def _bags(self, ids: Tensor, offsets: Tensor | None) -> tuple[np.ndarray, np.ndarray, int]:
         """(flat ids, length of each bag, batch size)."""
@@ -142,7 +160,9 @@ class SparseEmbedding(nn.Module):
 class _Plan:
     """How the distinct rows of one look-up become its output, and the way back."""
 
-    def __init__(self, unique: UniqueKeys, bag_of: np.ndarray | None, lengths: np.ndarray, mean: bool):
+    def __init__(
+        self, unique: UniqueKeys, bag_of: np.ndarray | None, lengths: np.ndarray, mean: bool
+    ):
         self.unique = unique
         self.bag_of = bag_of
         self.lengths = lengths
@@ -166,7 +186,7 @@ class _Plan:
         else:
             slots = np.repeat(np.arange(lengths.size), lengths) if not embedding.shared else None
         bag_of: np.ndarray | None = np.repeat(np.arange(lengths.size), lengths)
-        if embedding.padding_idx is not None:
+        if embedding.padding_idx is not None and bag_of is not None:
             keep = flat != embedding.padding_idx
             flat, bag_of = flat[keep], bag_of[keep]
             slots = slots[keep] if slots is not None else None
@@ -205,27 +225,33 @@ class _Lookup(torch.autograd.Function):
     """pool() of pulled rows; backward hands their gradient to the table instead of to a leaf."""
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, rows: Tensor, plan: _Plan, gradient: SparseGradient
-    ) -> Tensor:
+    def forward(ctx: Any, _: Tensor, rows: Tensor, plan: _Plan, gradient: SparseGradient) -> Tensor:
         ctx.plan, ctx.gradient = plan, gradient
         return plan.pool(rows)
 
     @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
         # This runs again when a graph is kept: each backward adds once, as for any parameter.
         ctx.gradient.stage(ctx.plan.unique.keys, ctx.plan.unpool(grads.detach()))
         return ctx.gradient.placeholder(), None, None, None
 
 
 def _check(
-    name: str, num_rows: int, dim: int, pooling: str, num_slots: int, padding: Any, dtype: torch.dtype
+    name: str,
+    num_rows: int,
+    dim: int,
+    pooling: str,
+    num_slots: int,
+    padding: Any,
+    dtype: torch.dtype,
 ) -> None:
     if not name or not isinstance(name, str) or "/" in name:
         raise ConfigError(f"table name {name!r}: use a non-empty text without '/'")
     for what, value in (("num_rows", num_rows), ("dim", dim), ("num_slots", num_slots)):
         if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"table {name!r}: {what}={value!r} must be a whole number of at least 1")
+            raise ConfigError(
+                f"table {name!r}: {what}={value!r} must be a whole number of at least 1"
+            )
     if pooling not in POOLINGS:
         raise ConfigError(f"table {name!r}: pooling={pooling!r}; use one of {', '.join(POOLINGS)}")
     if padding is not None and not 0 <= padding < num_rows:

@@ -14,7 +14,7 @@ class NotAvailable(ConfigError):
 
 
 class TableError(FleetError):
-    """A table was used in a way it does not allow: shapes, dtypes, use before start or after stop."""
+    """A table was used as it must not be: shapes, dtypes, before start or after stop."""
 
 
 class KeyRangeError(TableError, IndexError):

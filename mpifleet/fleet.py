@@ -87,7 +87,9 @@ def init(
     """
     global _session
     if is_collective or getattr(role_maker, "is_collective", False):
-        raise NotAvailable("is_collective=True: collective training is not available in this version")
+        raise NotAvailable(
+            "is_collective=True: collective training is not available in this version"
+        )
     if role_maker is not None and not isinstance(
         role_maker, PaddleCloudRoleMaker | MPISymmetricRoleMaker
     ):

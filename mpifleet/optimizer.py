@@ -122,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- the torch face ---------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push this step's gradients, pull the dense parameters. Returns the closure's loss.
 
         Every worker calls step() once per batch; in sync mode it returns when all active workers'
@@ -145,7 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients, of parameters and of table rows, to a total 2-norm of at most max_norm.
+        """Scale all gradients, also of table rows, to a total 2-norm of at most max_norm.
 
         torch.nn.utils.clip_grad_norm_ sees parameters only. Returns the norm before. The norm is
         this worker's own.
@@ -221,11 +221,9 @@ def _tables(
     optimizer: torch.optim.Optimizer, model: nn.Module | None
 ) -> tuple[list[SparseEmbedding], list[Group | None]]:
     """All tables in order of the model, else of the groups, each with its group or None."""
+    modules = model.modules() if model is not None else ()
+    embeddings = [module for module in modules if isinstance(module, SparseEmbedding)]
     group_of: dict[int, Group] = {}
-    embeddings: list[SparseEmbedding] = []
-    for module in model.modules() if model is not None else ():
-        if isinstance(module, SparseEmbedding):
-            embeddings.append(module)
     for group in optimizer.param_groups:
         for param in group["params"]:
             embedding = _embedding_of(param)

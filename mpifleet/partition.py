@@ -42,6 +42,13 @@ def shard_rows(num_rows: int, num_servers: int, server: int) -> int:
     return max(0, -(-(num_rows - server) // num_servers))
 
 
+def shard_range(first: int, last: int, num_servers: int, server: int) -> slice:
+    """Rows on server `server` of the keys [first, last)."""
+    return slice(
+        max(0, -(-(first - server) // num_servers)), max(0, -(-(last - server) // num_servers))
+    )
+
+
 def pieces(total: int, limit: int) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) of at most `limit` that cover `total`, in order."""
     for start in range(0, total, limit):
@@ -67,7 +74,7 @@ def file_shard(files: Sequence[Item], index: int, count: int) -> list[Item]:
 class UniqueKeys:
     """The distinct keys of one look-up, in server-major order, and the way back to positions.
 
-    keys: int64 [u], distinct; rows: int64 [u], row of each key on its server, increasing per server;
+    keys: int64 [u], distinct; rows: int64 [u], each key's row on its server, increasing there;
     bounds: int64 [num_servers + 1], keys[bounds[s]:bounds[s + 1]] live on server s;
     order: int64 [n], positions of the look-up sorted by key, stable;
     starts: int64 [u], where each key's positions begin in `order`;

@@ -47,7 +47,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a rank waits for another: a line in the log each report_s, StallError after end_s."""
+    """How long a rank waits for another: a log line each report_s, StallError after end_s."""
 
     report_s: float = 60.0
     end_s: float = 600.0

@@ -46,7 +46,9 @@ def place(nodes: Sequence[int], num_servers: int) -> list[Role]:
     turn = sorted(free)
     while sum(quota.values()) < num_servers:
         # A node keeps a worker as long as another node can take the server.
-        spare = [n for n in turn if quota[n] < free[n] - 1] or [n for n in turn if quota[n] < free[n]]
+        spare = [n for n in turn if quota[n] < free[n] - 1] or [
+            n for n in turn if quota[n] < free[n]
+        ]
         quota[min(spare, key=lambda node: (quota[node], node))] += 1
     roles = [Role.WORKER] * size
     for rank in range(size - 1, -1, -1):

@@ -65,7 +65,9 @@ class Session:
         if env.launcher != "none" or "mpi4py.MPI" in sys.modules:
             self._join(env, server_num, worker_num, role, symmetric)
         elif server_num:
-            raise ConfigError(f"server_num={server_num} in a single process; start it by a launcher")
+            raise ConfigError(
+                f"server_num={server_num} in a single process; start it by a launcher"
+            )
         self.util = Util(self._mpi, self.roles)
 
     def _join(
@@ -92,9 +94,7 @@ class Session:
                 f"{servers} servers and {workers} workers were asked for, {comm.size} ranks started"
             )
         self._mpi = mpi
-        self.roles = Roles.assign(
-            mpi, comm, num_servers=servers, label=label, symmetric=symmetric
-        )
+        self.roles = Roles.assign(mpi, comm, num_servers=servers, label=label, symmetric=symmetric)
         self._watch(self.roles)
 
     def _watch(self, roles: Roles) -> None:

@@ -40,7 +40,9 @@ class Window:
         with serial:
             self._win = self._allocate(num_bytes, on_node)
             if self._win.Get_attr(mpi.WIN_MODEL) != mpi.WIN_UNIFIED:
-                raise TableError("this MPI keeps separate copies of window memory (not WIN_UNIFIED)")
+                raise TableError(
+                    "this MPI keeps separate copies of window memory (not WIN_UNIFIED)"
+                )
             memory = np.frombuffer(self._win.tomemory(), np.uint8)
             start = -memory.ctypes.data % ALIGN_BYTES
             facts = gather_json(comm, (start, num_bytes))
@@ -95,7 +97,7 @@ class Window:
     def get_rows(self, rank: int, offset: int, rows: np.ndarray, out: np.ndarray) -> None:
         """Start reading out[i] = row rows[i] of the table that begins at byte `offset`.
 
-        rows: int64 [n], each distinct row once; out: C-contiguous [n, dim].  Complete after `flush`.
+        rows: int64 [n], each row once; out: C-contiguous [n, dim].  Complete after `flush`.
         One call per MAX_COUNT elements; the datatype costs about 0.07 us a row to build.
         """
         if not rows.size:
@@ -109,7 +111,9 @@ class Window:
             row_type = self._row_type(out.dtype, out.shape[1])
             for start, stop in pieces(rows.size, max(1, MAX_COUNT // out.shape[1])):
                 target = row_type.Create_indexed_block(1, displacements[start:stop]).Commit()
-                self._win.Get([out[start:stop], element], rank, (self._starts[rank] + offset, 1, target))
+                self._win.Get(
+                    [out[start:stop], element], rank, (self._starts[rank] + offset, 1, target)
+                )
                 target.Free()
         self._in_flight.append(out)
 

@@ -85,7 +85,9 @@ def teacher_probability(samples: Samples, seed: int) -> NDArray[np.float64]:
     """Click probability float64 [n] under the teacher of `seed`, for ids hashed to 1,000,001."""
     logit = BIAS + (samples.dense.astype(np.float64) - 1 / 3) @ (3 * DENSE_WEIGHT)
     slots = np.arange(NUM_SLOTS, dtype=np.uint64) << np.uint64(32)
-    uniform = _mix((samples.ids.view(np.uint64) + slots) ^ _mix(np.uint64([seed]))) / 2.0**64
+    uniform = (
+        _mix((samples.ids.view(np.uint64) + slots) ^ _mix(np.array([seed], np.uint64))) / 2.0**64
+    )
     logit += math.sqrt(12.0) * (uniform - 0.5) @ SLOT_WEIGHT
     return 1.0 / (1.0 + np.exp(-logit))
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from mpifleet.errors import ConfigError
 from mpifleet.mpi import gather_json
@@ -28,7 +29,7 @@ def compare(roles: Roles, facts: Mapping[str, str]) -> None:
 
 
 def check_shared_memory(roles: Roles, num_bytes: int, directory: str = SHARED_MEMORY) -> None:
-    """Raise ConfigError on every rank when a node's windows do not fit its shared memory. Collective.
+    """Raise ConfigError on every rank when a node's windows do not fit. Collective.
 
     num_bytes: what this rank is about to allocate.
     """
@@ -44,6 +45,15 @@ def check_shared_memory(roles: Roles, num_bytes: int, directory: str = SHARED_ME
                 f"{available / 2**20:.0f} MiB free: use more nodes or servers, smaller tables, a "
                 "smaller strategy.mailbox_mib, or a larger shared memory"
             )
+
+
+def first_failure(comm: Any, failure: str) -> str:
+    """The first rank's text that is not empty, on every rank. Collective.
+
+    comm: None in a single process.
+    """
+    texts = [failure] if comm is None else gather_json(comm, failure)
+    return next((text for text in texts if text), "")
 
 
 def _free_bytes(directory: str) -> int | None:

@@ -62,6 +62,7 @@ class Client:
                 hypers,
                 [keys.rows[share] for keys, share in zip(unique, shares, strict=True)],
                 [part[share] for part, share in zip(values, shares, strict=True)],
+                [keys.keys.size for keys in unique],
             )
             sections, total_bytes = lay_out(arrays)
             self._mailbox.post(
@@ -69,7 +70,7 @@ class Client:
             )
 
     def stop(self) -> None:
-        """Tell all servers that this worker pushes no more. Everything before it is applied first."""
+        """Tell all servers that this worker pushes no more; all before is applied first."""
         for server in range(self.num_servers):
             for lane in (Lane.DENSE, Lane.ROWS):
                 self._mailbox.post(server, lane, Kind.STOP)

@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mpifleet.errors import TableError
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
-from mpifleet.ps.finite import FiniteGuard
 from mpifleet.ps.client import Client, pack_buffers
+from mpifleet.ps.finite import FiniteGuard
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
-from mpifleet.ps.saving import Storage
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout, TableSpecs
+from mpifleet.ps.storage import Storage
 
 
 class RemoteExchange:
@@ -54,9 +53,7 @@ class RemoteExchange:
                 self._step, gradients.dense_hypers, gradients.present, gradients.dense
             )
         if specs.sparse:
-            client.push_rows(
-                self._step, gradients.sparse_hypers, gradients.unique, gradients.rows
-            )
+            client.push_rows(self._step, gradients.sparse_hypers, gradients.unique, gradients.rows)
         if self._sync:
             if specs.dense:
                 client.wait_version(Lane.DENSE, self._step)
@@ -146,7 +143,7 @@ class LocalExchange:
             )
         ]
         rows = [
-            RowsGradient(hyper, unique.rows, values)
+            RowsGradient(hyper, unique.rows, values, unique.rows.size)
             for hyper, unique, values in zip(
                 gradients.sparse_hypers, gradients.unique, gradients.rows, strict=True
             )

@@ -21,7 +21,9 @@ class FiniteGuard:
         self._skip = skip
         self.skipped = 0
 
-    def accept(self, tables: Sequence[Any], gradients: Sequence[Any], worker: int, step: int) -> bool:
+    def accept(
+        self, tables: Sequence[Any], gradients: Sequence[Any], worker: int, step: int
+    ) -> bool:
         """Whether all of one push may be applied; nothing of it was touched yet.
 
         tables: specs with a name; gradients: with `values`, one per table.

@@ -1,8 +1,8 @@
 """Where a job's tables live, and how a worker reaches them: one home for all, on every rank.
 
-Node home: each server's tables are in shared memory of its node. Workers of that node pull by load,
-workers of other nodes are served through the mailbox (see ps.client).
-World home: one window over all ranks; every worker pulls with one indexed one-sided read per server.
+Node home: each server's tables are in shared memory of its node. Workers of that node pull by
+load, workers of other nodes are served through the mailbox (see ps.client).
+World home: one window over all ranks; a worker pulls with one indexed one-sided read per server.
 
 Both are locked windows: a server changes its tables under an exclusive lock, readers take a shared
 one. MPI promises no fairness among them, so a server that wants its lock says so at a gate, and

@@ -17,11 +17,11 @@ from mpifleet.ps.client import Client, split_request
 from mpifleet.ps.homes import Home, make_home
 from mpifleet.ps.mailbox import MailboxLayout, ServerMailbox, WorkerMailbox, plan
 from mpifleet.ps.message import Kind
-from mpifleet.ps.saving import Storage
 from mpifleet.ps.selftest import choose_home
 from mpifleet.ps.server import ParameterServer
 from mpifleet.ps.shard import Shard
-from mpifleet.ps.spec import ShardLayout, TableSpecs, layouts
+from mpifleet.ps.spec import TableSpecs, layouts
+from mpifleet.ps.storage import Storage
 from mpifleet.roles import Role, Roles
 from mpifleet.window import MAX_COUNT, Window
 

@@ -220,7 +220,7 @@ class ServerMailbox:
         self._flags = np.zeros((layout.num_workers, ALIGN_BYTES // _WORD), np.int64)
 
     def poll(self) -> np.ndarray:
-        """Read all flags at once: int64 [num_workers, 8], columns by Lane; then payloads may be loaded."""
+        """All flags, int64 [num_workers, 8], columns by Lane; then payloads may be loaded."""
         self._window.read(self._rank, self.layout.flags(0), self._flags)
         self._window.flush(self._rank)
         self._window.sync()

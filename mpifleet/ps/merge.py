@@ -63,7 +63,7 @@ class DenseMerger:
         self.count += 1
 
     def take_mean(self) -> list[DenseGradient]:
-        """Mean over the workers added, valid until the next `add`; the first one's hyper-parameters."""
+        """Mean over the workers added, valid until the next `add`; hypers of the first."""
         for total in self._sums if self.count > 1 else ():
             # Mean over workers: equal to one step on the joint batch when shares are equal.
             torch.from_numpy(total).div_(self.count)
@@ -93,13 +93,18 @@ class RowsMerger:
     def add(self, gradients: Sequence[RowsGradient]) -> None:
         """Add one worker's gradients (copied)."""
         self._parts.append(
-            [RowsGradient(g.hyper.copy(), g.rows.copy(), g.values.copy()) for g in gradients]
+            [
+                RowsGradient(g.hyper.copy(), g.rows.copy(), g.values.copy(), g.num_pushed)
+                for g in gradients
+            ]
         )
 
     def take_mean(self) -> list[RowsGradient]:
         """Mean over the workers added (a row that only some pushed counts as zero elsewhere)."""
         parts, self._parts = self._parts, []
-        return [self._merge(table, [part[table] for part in parts]) for table in range(len(parts[0]))]
+        return [
+            self._merge(table, [part[table] for part in parts]) for table in range(len(parts[0]))
+        ]
 
     def _merge(self, table: int, parts: list[RowsGradient]) -> RowsGradient:
         if len(parts) == 1:
@@ -108,4 +113,5 @@ class RowsMerger:
         values = torch.from_numpy(np.concatenate([part.values for part in parts]))
         name, bound = self._specs.sparse[table].name, self._sparse_rows[table]
         merged, sums = sum_duplicates(rows, values, max(bound, 1), name)
-        return RowsGradient(parts[0].hyper, merged, sums.div_(len(parts)).numpy())
+        num_pushed = sum(part.num_pushed for part in parts)
+        return RowsGradient(parts[0].hyper, merged, sums.div_(len(parts)).numpy(), num_pushed)

@@ -5,7 +5,7 @@ a header of int64 words. Nothing is copied while encoding: the sections are the 
 
 Dense message, per dense table: hyper float64 [HYPER_SIZE], present uint8 [num_params],
 gradient elements of the server's slice.
-Rows message: counts int64 [num_sparse], hyper float64 [num_sparse, HYPER_SIZE],
+Rows message: counts int64 [2, num_sparse] (rows to this server, rows to all), hyper float64 [num_sparse, HYPER_SIZE],
 then per sparse table: rows int64 [n] (distinct), gradients [n, dim].
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifleet.partition import align
-from mpifleet.ps.spec import ShardLayout, TableSpecs
 from mpifleet.ps.rule_spec import HYPER_SIZE
+from mpifleet.ps.spec import ShardLayout, TableSpecs
 
 HEADER_WORDS = 8
 HEADER_BYTES = HEADER_WORDS * 8
@@ -110,11 +110,16 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class RowsGradient:
-    """One sparse table's part of a message: views, valid as long as the message is."""
+    """One sparse table's part of a message: views, valid as long as the message is.
+
+    num_pushed: rows of the whole push, on all servers together. Every server counts an update of
+    the table where it is not 0, else the count would depend on which servers own the rows.
+    """
 
     hyper: np.ndarray
     rows: np.ndarray
     values: np.ndarray
+    num_pushed: int
 
 
 def dense_arrays(
@@ -145,13 +150,17 @@ def decode_dense(layout: ShardLayout, message: np.ndarray) -> list[DenseGradient
 
 
 def rows_arrays(
-    hypers: np.ndarray, rows: list[np.ndarray], values: list[np.ndarray]
+    hypers: np.ndarray,
+    rows: list[np.ndarray],
+    values: list[np.ndarray],
+    num_pushed: list[int],
 ) -> list[np.ndarray]:
     """The arrays of a rows message for one server.
 
-    hypers: float64 [num_sparse, HYPER_SIZE]; rows: int64 [n] and values: [n, dim] per sparse table.
+    hypers: float64 [num_sparse, HYPER_SIZE]; rows: int64 [n], values: [n, dim] and num_pushed, the
+    rows for all servers, per sparse table.
     """
-    counts = np.array([part.size for part in rows], np.int64)
+    counts = np.array([[part.size for part in rows], num_pushed], np.int64)
     arrays = [counts, hypers]
     for part, gradients in zip(rows, values, strict=True):
         arrays += (part, gradients)
@@ -161,11 +170,11 @@ def rows_arrays(
 def decode_rows(specs: TableSpecs, message: np.ndarray) -> list[RowsGradient]:
     """The inverse of `rows_arrays`, one entry per sparse table."""
     cursor = _Cursor(message)
-    counts = cursor.take(np.int64, len(specs.sparse)).tolist()
+    counts = cursor.take(np.int64, 2 * len(specs.sparse)).reshape(2, -1).T.tolist()
     hypers = cursor.take(np.float64, len(specs.sparse) * HYPER_SIZE).reshape(-1, HYPER_SIZE)
     parts = []
-    for spec, count, hyper in zip(specs.sparse, counts, hypers, strict=True):
+    for spec, (count, num_pushed), hyper in zip(specs.sparse, counts, hypers, strict=True):
         rows = cursor.take(np.int64, count)
         values = cursor.take(np.dtype(spec.dtype), count * spec.dim).reshape(count, spec.dim)
-        parts.append(RowsGradient(hyper, rows, values))
+        parts.append(RowsGradient(hyper, rows, values, num_pushed))
     return parts

@@ -9,6 +9,7 @@ so that it cannot hang the job: on a timeout its window is abandoned.
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -56,22 +57,20 @@ def choose_home(mpi: ModuleType, roles: Roles, wanted: str) -> tuple[str, str]:
 
 
 def known_bad(mpi: ModuleType) -> str:
-    """Why indexed reads between nodes are not even tried with this MPI; "" when nothing is known."""
+    """Why this MPI's indexed reads between nodes are not even tried; "" when they are."""
     vendor, version = mpi.get_vendor()
     for entry in KNOWN_BAD:
         if entry.vendor == vendor and version[: len(entry.versions)] == entry.versions:
-            return "" if _has_fabric() else f"{vendor} {version[0]} without a fabric: {entry.reason}"
+            return (
+                "" if _has_fabric() else f"{vendor} {version[0]} without a fabric: {entry.reason}"
+            )
     return ""
 
 
 def _has_fabric() -> bool:
     """Whether this node has an RDMA device (InfiniBand, RoCE, Slingshot, Omni-Path)."""
-    import os
-
-    return any(
-        os.path.isdir(path) and bool(os.listdir(path))
-        for path in ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/hfi1")
-    )
+    classes = [Path("/sys/class") / kind for kind in ("infiniband", "cxi", "hfi1")]
+    return any(folder.is_dir() and any(folder.iterdir()) for folder in classes)
 
 
 def _reads_are_one_sided(mpi: ModuleType, roles: Roles) -> bool:

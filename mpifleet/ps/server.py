@@ -28,7 +28,9 @@ class Part(Protocol):
 class Gradients:
     """What both modes need of one kind of lane: decode, check, apply."""
 
-    def __init__(self, shard: Shard, mailbox: ServerMailbox, lane: Lane, skip_nonfinite: bool) -> None:
+    def __init__(
+        self, shard: Shard, mailbox: ServerMailbox, lane: Lane, skip_nonfinite: bool
+    ) -> None:
         self.lane = lane
         self.mailbox = mailbox
         self.assembler = Assembler(mailbox, lane)
@@ -142,7 +144,10 @@ class Requests:
     """
 
     def __init__(
-        self, shard: Shard, mailbox: ServerMailbox, handlers: Mapping[Kind, Callable[[bytes], bytes]]
+        self,
+        shard: Shard,
+        mailbox: ServerMailbox,
+        handlers: Mapping[Kind, Callable[[bytes], bytes]],
     ) -> None:
         self._shard = shard
         self._mailbox = mailbox
@@ -160,7 +165,12 @@ class Requests:
         return bool(asked.size)
 
     def _answer(
-        self, worker: int, sequence: int, header: Header, message: np.ndarray, settle: Callable[[], None]
+        self,
+        worker: int,
+        sequence: int,
+        header: Header,
+        message: np.ndarray,
+        settle: Callable[[], None],
     ) -> None:
         capacity = self._mailbox.layout.capacities[Lane.REPLY]
         if header.kind is Kind.PULL_ROWS:
@@ -189,7 +199,7 @@ class Requests:
 
 
 class ParameterServer:
-    """Serves until every worker has stopped. Dense lanes come before requests, requests before rows.
+    """Serves until every worker has stopped: dense lanes first, then requests, then rows.
 
     progress: lets MPI move what others started towards this rank.
     """

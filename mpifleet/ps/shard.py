@@ -103,9 +103,7 @@ class Shard:
 
     def gather(self, table: int, rows: np.ndarray, out: np.ndarray) -> None:
         """out[i] = row rows[i] of a sparse table; rows int64 [n], out [n, dim]. O(bytes moved)."""
-        torch.index_select(
-            self._rows[table], 0, torch.from_numpy(rows), out=torch.from_numpy(out)
-        )
+        torch.index_select(self._rows[table], 0, torch.from_numpy(rows), out=torch.from_numpy(out))
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -137,14 +135,13 @@ class Shard:
     def apply_rows(self, gradients: Sequence[RowsGradient]) -> None:
         """Update the touched rows of all sparse tables, each row at most once per gradient."""
         for table, gradient in enumerate(gradients):
-            if gradient.rows.size:
-                self.sparse_steps[table] += 1
-                for start, stop in pieces(gradient.rows.size, CHUNK_ROWS):
-                    if start:
-                        self._breathe()
-                    rows = torch.from_numpy(gradient.rows[start:stop])
-                    grads = torch.from_numpy(gradient.values[start:stop])
-                    self._apply_rows(table, rows, grads, gradient.hyper)
+            self.sparse_steps[table] += gradient.num_pushed > 0
+            for start, stop in pieces(gradient.rows.size, CHUNK_ROWS):
+                if start:
+                    self._breathe()
+                rows = torch.from_numpy(gradient.rows[start:stop])
+                grads = torch.from_numpy(gradient.values[start:stop])
+                self._apply_rows(table, rows, grads, gradient.hyper)
 
     def _apply_rows(
         self, table: int, rows: torch.Tensor, grads: torch.Tensor, hyper: np.ndarray

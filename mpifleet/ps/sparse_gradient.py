@@ -1,11 +1,26 @@
 """The gradient of a table between backward() and step(), with the life of an ordinary .grad."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpifleet.partition import UniqueKeys, unique_keys
 from mpifleet.ps.merge import segment_sum
+
+
+class _Mark(torch.Tensor):
+    """The .grad of a table's weight. Zeroing it, as model.zero_grad(set_to_none=False) does,
+    forgets the gradient of the rows too.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    forget: Callable[[], None]
+
+    def zero_(self) -> Tensor:
+        self.forget()
+        return super().zero_()
 
 
 class SparseGradient:
@@ -35,7 +50,9 @@ class SparseGradient:
         task = torch._C._current_graph_task_id()
         if weight.grad is not self._seen:
             self._kept.clear()
-            self._seen = weight.grad
+            mark = torch.zeros_like(weight).as_subclass(_Mark)
+            mark.forget = self._kept.clear
+            self._seen = weight.grad = mark
         self._kept += [(keys, grads) for owner, keys, grads in self._staged if owner == task]
         self._staged.clear()
 

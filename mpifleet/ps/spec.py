@@ -1,10 +1,8 @@
 """What tables a job has, and where each lies in a server's memory. Pure; the same on every rank."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +37,7 @@ class DenseSpec:
 
 @dataclass(frozen=True)
 class SparseSpec:
-    """Rows [num_rows, dim] by key; key k lives on server k % num_servers as row k // num_servers."""
+    """Rows [num_rows, dim]; key k is row k // num_servers of server k % num_servers."""
 
     name: str
     num_rows: int
@@ -60,14 +58,8 @@ class TableSpecs:
 
     def facts(self) -> dict[str, str]:
         """One line of text per table, by name, for comparing ranks."""
-        return {
-            f"table {spec.name!r}": json.dumps(asdict(spec), sort_keys=True)
-            for spec in (*self.dense, *self.sparse)
-        }
-
-    def digest(self) -> str:
-        """Short fingerprint of all tables."""
-        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]
+        specs: tuple[DenseSpec | SparseSpec, ...] = (*self.dense, *self.sparse)
+        return {f"table {s.name!r}": json.dumps(asdict(s), sort_keys=True) for s in specs}
 
 
 @dataclass(frozen=True)
@@ -131,8 +123,3 @@ class ShardLayout:
 def layouts(specs: TableSpecs, num_servers: int) -> list[ShardLayout]:
     """The layout of every server."""
     return [ShardLayout(specs, server, num_servers) for server in range(num_servers)]
-
-
-def common_facts(specs: TableSpecs, more: dict[str, Any]) -> dict[str, str]:
-    """Everything that must be the same on all ranks, as text by what it is called."""
-    return {**{name: str(value) for name, value in more.items()}, **specs.facts()}

@@ -1,0 +1,129 @@
+"""A checkpoint as the tables of a job, whatever the number of servers that saved it."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpifleet.checkpoint import Checkpoint, open_checkpoint
+from mpifleet.errors import CheckpointError
+from mpifleet.log import get_logger
+from mpifleet.partition import pieces, shard_range
+from mpifleet.ps.agreement import first_failure
+from mpifleet.ps.saving import VALUE
+from mpifleet.ps.shard import Shard
+from mpifleet.ps.spec import SparseSpec
+
+LOAD_BLOCK_BYTES = 32 << 20
+
+
+class Loader:
+    """Reads this server's part of a checkpoint. `load` is collective over `comm`.
+
+    comm: None in a single process; shard: this server's.
+    """
+
+    def __init__(self, comm: Any, shard: Shard) -> None:
+        self._comm = comm
+        self._shard = shard
+        self._specs = shard.layout.specs
+        self._server = shard.layout.server
+
+    def load(self, directory: Path) -> None:
+        """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
+
+        Every server reads the whole file. Raises CheckpointError on every server, before anything
+        is changed where the file does not fit.
+        """
+        with ExitStack() as stack:
+            checkpoint, failure = None, ""
+            try:
+                checkpoint = stack.enter_context(open_checkpoint(directory))
+                failure = self._misfit(checkpoint)
+            except CheckpointError as error:
+                failure = str(error)
+            self._agree(failure)
+            assert checkpoint is not None
+            try:
+                self._load_dense(checkpoint)
+                for table, spec in enumerate(self._specs.sparse):
+                    self._load_sparse(checkpoint, table, spec)
+            except CheckpointError as error:
+                failure = str(error)
+            self._agree(failure)
+
+    def _misfit(self, checkpoint: Checkpoint) -> str:
+        """The first way in which the file does not fit these tables."""
+        params = [p.name for spec in self._specs.dense for p in spec.params]
+        for kind, ours, theirs in (
+            ("parameter", params, list(checkpoint.dense_names)),
+            ("table", [s.name for s in self._specs.sparse], list(checkpoint.sparse_names)),
+        ):
+            for name in [*ours, *theirs]:
+                if name not in theirs or name not in ours:
+                    where = "the model" if name not in ours else "the checkpoint"
+                    return f"{kind} {name!r} is not in {where} ({checkpoint.path})"
+        for spec in self._specs.dense:
+            for param in spec.params:
+                value = checkpoint.dense(param.name).value
+                saved, wanted = (value.shape, value.dtype.name), (param.shape, spec.dtype)
+                if saved != wanted:
+                    return f"parameter {param.name!r} is {saved} in the file, {wanted} here"
+        for table in self._specs.sparse:
+            entry = checkpoint.sparse(table.name)
+            found = (entry.num_rows, entry.dim, entry.dtype)
+            needed = (table.num_rows, table.dim, table.dtype)
+            if found != needed:
+                return f"table {table.name!r} is {found} in the file, {needed} here"
+        return ""
+
+    def _load_dense(self, checkpoint: Checkpoint) -> None:
+        for table, spec in enumerate(self._specs.dense):
+            slots = self._shard.dense_state[table]
+            flats = {n: np.zeros(spec.size, np.dtype(spec.dtype)) for n in (VALUE, *slots)}
+            steps = self._shard.dense_steps[table]
+            for index, param in enumerate(spec.params):
+                entry = checkpoint.dense(param.name)
+                flats[VALUE][param.start : param.stop] = entry.value.reshape(-1)
+                if self._same_rule(param.name, entry.attrs, spec.rule.name):
+                    steps[index] = entry.step
+                    for slot in slots:
+                        flats[slot][param.start : param.stop] = entry.state[slot].reshape(-1)
+            part = self._shard.layout.dense[table]
+            self._shard.set_dense(table, flats[VALUE][part.start : part.stop])
+            for slot, values in slots.items():
+                values.numpy()[:] = flats[slot][part.start : part.stop]
+
+    def _load_sparse(self, checkpoint: Checkpoint, table: int, spec: SparseSpec) -> None:
+        num_servers, server = self._shard.layout.num_servers, self._server
+        attrs = checkpoint.sparse_attrs(spec.name)
+        slots = self._shard.sparse_state[table]
+        with_state = self._same_rule(spec.name, attrs, spec.rule.name)
+        if with_state:
+            self._shard.sparse_steps[table] = int(attrs["step"])
+        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
+        for first, last in pieces(spec.num_rows, max(1, LOAD_BLOCK_BYTES // row_bytes)):
+            block = checkpoint.sparse_block(spec.name, first, last)
+            rows = shard_range(first, last, num_servers, server)
+            own = slice((server - first) % num_servers, None, num_servers)
+            self._shard.set_rows(table, rows.start, np.ascontiguousarray(block[VALUE][own]))
+            for slot, values in slots.items() if with_state else ():
+                values.numpy()[rows] = block[slot][own]
+
+    def _same_rule(self, name: str, attrs: dict[str, Any], rule: str) -> bool:
+        if attrs.get("rule") == rule:
+            return True
+        if self._server == 0:
+            get_logger().warning(
+                "%s was saved under rule %s and is used under %s: its optimizer state starts anew",
+                name,
+                attrs.get("rule"),
+                rule,
+            )
+        return False
+
+    def _agree(self, failure: str) -> None:
+        failure = first_failure(self._comm, failure)
+        if failure:
+            raise CheckpointError(failure)
