@@ -104,11 +104,13 @@ def test_rows_messages_round_trip(seed):
         rng.normal(size=(count, spec.dim)).astype(spec.dtype)
         for spec, count in zip(specs.sparse, counts, strict=True)
     ]
-    message = join(*lay_out(rows_arrays(hypers, rows, values)))
+    num_pushed = rng.integers(0, 2**40, len(specs.sparse)).tolist()
+    message = join(*lay_out(rows_arrays(hypers, rows, values, num_pushed)))
     gradients = decode_rows(specs, message)
     for table, gradient in enumerate(gradients):
         np.testing.assert_array_equal(gradient.hyper, hypers[table])
         np.testing.assert_array_equal(gradient.rows, rows[table])
+        assert gradient.num_pushed == num_pushed[table]
         np.testing.assert_array_equal(gradient.values, values[table])
         assert gradient.values.dtype == values[table].dtype
         assert gradient.values.shape == values[table].shape
@@ -118,11 +120,11 @@ def test_rows_messages_round_trip(seed):
 def test_a_push_of_no_rows():
     empties = [np.empty((0, spec.dim), spec.dtype) for spec in SPECS.sparse]
     none = [np.empty(0, np.int64) for _ in SPECS.sparse]
-    message = join(*lay_out(rows_arrays(np.zeros((2, HYPER_SIZE)), none, empties)))
+    message = join(*lay_out(rows_arrays(np.zeros((2, HYPER_SIZE)), none, empties, [0, 9])))
     assert [g.values.shape for g in decode_rows(SPECS, message)] == [(0, 10), (0, 3)]
 
 
 def test_a_job_without_sparse_tables():
-    message = join(*lay_out(rows_arrays(np.zeros((0, HYPER_SIZE)), [], [])))
+    message = join(*lay_out(rows_arrays(np.zeros((0, HYPER_SIZE)), [], [], [])))
     assert message.size == 0
     assert decode_rows(TableSpecs(SPECS.dense, ()), message) == []

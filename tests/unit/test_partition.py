@@ -186,7 +186,7 @@ def test_file_shares_are_those_of_fleet(num_files, count):
     sizes = [size + 1] * rest + [size] * (count - rest)
     shares = [file_shard(files, index, count) for index in range(count)]
     assert [len(share) for share in shares] == sizes
-    assert sum(shares, []) == files
+    assert list(itertools.chain(*shares)) == files
 
 
 def test_file_shares_of_what_is_no_list_of_files():
