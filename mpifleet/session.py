@@ -4,6 +4,7 @@ import atexit
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,8 @@ from mpifleet.ps.job import Job
 from mpifleet.roles import Role, Roles
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.util import Util, wait_for_all
+
+_STARTED = "having reached fleet.init_worker() or fleet.run_server()"
 
 
 class Session:
@@ -165,6 +168,7 @@ class Session:
     def _facts(self) -> dict[str, str]:
         assert self._mpi is not None
         facts = {
+            _STARTED: "yes",
             "the version of mpifleet": __version__,
             "the MPI library": library(self._mpi),
             "the version of Python": platform.python_version(),
@@ -239,22 +243,30 @@ class Session:
     # -- end --------------------------------------------------------------------------------------
 
     def _at_exit(self) -> None:
-        """End together: stop what was not stopped, free windows, say goodbye. Collective."""
+        """End together, or end the job: an exit handler's exception would end nothing."""
         if self._ended or self.roles is None:
             return
         self._ended = True
+        assert self._lifeline is not None
+        try:
+            self._end_together(self.roles)
+        except Exception as error:
+            traceback.print_exc()
+            self._lifeline.fail(1, f"failed at exit: {type(error).__name__}: {error}")
+        self._lifeline.goodbye()
+
+    def _end_together(self, roles: Roles) -> None:
+        """Stop what was not stopped and free the windows. Collective."""
         if self._job is None:
             # A rank that leaves while others start would keep them waiting: they are told so.
-            compare(self.roles, {"whether it starts": "it left before init_worker or run_server"})
+            compare(roles, {_STARTED: "no"})
         elif self.exchange is not None and not getattr(self.exchange, "is_finished", True):
             get_logger().warning("the script ended without fleet.stop_worker(): stopping now")
             self.exchange.finish()
         elif self.is_server and not self._served:
             raise ConfigError("a server left before its workers had stopped")
-        wait_for_all(self.roles.world)
+        wait_for_all(roles.world)
         if self._job is not None:
             self._job.free()
         with serial:
-            self.roles.world.Barrier()
-        if self._lifeline is not None:
-            self._lifeline.goodbye()
+            roles.world.Barrier()

@@ -18,7 +18,8 @@ from mpifleet.ps.spec import ParamSpec, ShardLayout
 from mpifleet.ps.update_rules import UpdateRule, make_rule
 
 CHUNK_ROWS = 65_536
-"""Rows updated between two looks at MPI: a few milliseconds of work."""
+CHUNK_ELEMENTS = 1 << 20
+"""Rows, and dense elements, updated between two looks at MPI: a few milliseconds of work."""
 
 State = dict[str, torch.Tensor]
 
@@ -122,15 +123,20 @@ class Shard:
             low, high = max(start, part.start) - part.start, min(stop, part.stop) - part.start
             if low >= high:
                 continue
-            state = {slot: values[low:high] for slot, values in self.dense_state[table].items()}
-            values = self._dense[table][low:high]
-            rule.apply_dense(values, grads[low:high], state, step, gradient.hyper)
+            for first, last in pieces(high - low, CHUNK_ELEMENTS):
+                chunk = slice(low + first, low + last)
+                state = {slot: values[chunk] for slot, values in self.dense_state[table].items()}
+                values = self._dense[table][chunk]
+                rule.apply_dense(values, grads[chunk], state, step, gradient.hyper)
+                self._breathe()
 
     def _publish(self) -> None:
-        with self._exclusive():
-            for view, values in zip(self._views, self._dense, strict=True):
-                if view is not values:
-                    view.copy_(values)
+        for view, values in zip(self._views, self._dense, strict=True):
+            if view is not values:
+                for first, last in pieces(values.numel(), CHUNK_ELEMENTS):
+                    with self._exclusive():
+                        view[first:last] = values[first:last]
+                    self._breathe()
 
     def apply_rows(self, gradients: Sequence[RowsGradient]) -> None:
         """Update the touched rows of all sparse tables, each row at most once per gradient."""
