@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -45,8 +46,10 @@ def run_job(
 ) -> tuple[int, list[str]]:
     """Run the module as a job, pass its output on, and return its exit status and stdout's lines.
 
-    After `limit_s` the job is ended; its status is then that of a job ended by a signal.
+    After `limit_s` the job is ended; its status is then that of a job ended by a signal. SIGTERM to
+    this process ends the job too.
     """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     allow_root = dict.fromkeys(_AS_ROOT, "1") if os.geteuid() == 0 else {}
     job = subprocess.Popen(
         job_command(module, num_ranks, arguments),

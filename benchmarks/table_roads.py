@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
 import torch
 
+from mpifleet.compose import job_settings
 from mpifleet.partition import UniqueKeys, unique_keys
-from mpifleet.patience import Patience
 from mpifleet.ps.initializers import initial_rows, table_seed
-from mpifleet.ps.job import Job, Settings
+from mpifleet.ps.job import Job
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_from_torch
 from mpifleet.ps.spec import SparseSpec, TableSpecs
 from mpifleet.roles import Roles
-
-MAILBOX_BYTES = 64 << 20
+from mpifleet.strategy import DistributedStrategy
 
 
 class TableRoads:
-    """A job with one sgd table of float32 [num_rows, dim] and one server. Collective, as free is.
+    """A job with one table of float32 [num_rows, dim] and one server. Collective, as free is.
 
-    home: "node" or "world", as the attribute of that name.
+    home: "node" or "world", as the attribute of that name.  optimizer: class, its other options
+    being torch's defaults.
     """
 
     def __init__(
-        self, mpi: ModuleType, roles: Roles, home: str, num_rows: int, dim: int, rate: float
+        self,
+        mpi: ModuleType,
+        roles: Roles,
+        home: str,
+        num_rows: int,
+        dim: int,
+        rate: float,
+        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     ) -> None:
         self.home = home
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
-        rule = rule_from_torch(optimizer)
-        self._hypers = hyper_of_group(rule, optimizer.param_groups[0])[None]
+        chosen = optimizer([torch.zeros(1)], lr=rate)  # type: ignore[call-arg]
+        rule = rule_from_torch(chosen)
+        self._hypers = hyper_of_group(rule, chosen.param_groups[0])[None]
         seed = table_seed(0, "rows")
         self._spec = SparseSpec("rows", num_rows, dim, "float32", rule, "uniform", 0.01, seed)
         self._job = Job(
             mpi,
             roles,
             TableSpecs((), (self._spec,)),
-            Settings(False, home, False, MAILBOX_BYTES, Patience()),
+            replace(job_settings(DistributedStrategy()), sync=False, home=home),
             {},
             np.empty((0, HYPER_SIZE)),
             self._hypers,
