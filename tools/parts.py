@@ -10,6 +10,7 @@ MPI_FOLDERS = ("tests/mpi", "tests/probes")
 RANK_COUNTS = (1, 2, 3, 4)
 KINDS = ("lint", "unit", "mpi", "launch", "cluster")
 MPIS = ("system", "wheel")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SOURCES = ("mpifleet", "tools", "tests", "examples", "benchmarks")
 
 
@@ -43,7 +44,8 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     yield Part("lint", "ruff check", "system", [ruff, "check", *sources], 60)
     yield Part("lint", "ruff format", "system", [ruff, "format", "--check", *sources], 60)
     yield Part("lint", "mypy", "system", [python, "-m", "mypy"], 180)
-    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 300)
+    # One thread: small tensors, and the cores are shared with the processes that tests start.
+    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 300, env=ONE_THREAD)
     for mpi in MPIS:
         for ranks in RANK_COUNTS:
             yield mpi_part(venvs, mpi, ranks)
@@ -60,7 +62,7 @@ def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
     mpirun = str(folder / "mpirun") if mpi == "wheel" else "mpirun"
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     command = [mpirun, *options, *_pytest(str(folder / "python"), *MPI_FOLDERS)]
-    env = {"MPIFLEET_TEST_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
+    env = {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
     return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 240, ranks, env)
 
 
