@@ -5,8 +5,9 @@ a header of int64 words. Nothing is copied while encoding: the sections are the 
 
 Dense message, per dense table: hyper float64 [HYPER_SIZE], present uint8 [num_params],
 gradient elements of the server's slice.
-Rows message: counts int64 [2, num_sparse] (rows to this server, rows to all), hyper float64 [num_sparse, HYPER_SIZE],
-then per sparse table: rows int64 [n] (distinct), gradients [n, dim].
+Rows message: counts int64 [2, num_sparse] (rows to this server, rows to all servers),
+hyper float64 [num_sparse, HYPER_SIZE], then per sparse table: rows int64 [n] (distinct),
+gradients [n, dim].
 """
 
 import enum

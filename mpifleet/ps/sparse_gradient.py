@@ -15,7 +15,7 @@ class _Mark(torch.Tensor):
     forgets the gradient of the rows too.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     forget: Callable[[], None]
 
     def zero_(self) -> Tensor:
