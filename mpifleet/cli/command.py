@@ -41,7 +41,7 @@ class Launcher:
 class Job:
     """What is to be run: counts of ranks, nodes of the allocation, cores of one node, and words.
 
-    slots: ranks that a Slurm allocation has CPUs for; None when it does not say.
+    cpus: of each node of a Slurm allocation, empty when it does not say.
     """
 
     server_num: int
@@ -50,7 +50,7 @@ class Job:
     log_dir: str | None = None
     nodes: int = 1
     cores: int = 1
-    slots: int | None = None
+    cpus: tuple[int, ...] = ()
     root: bool = False
 
     def __post_init__(self) -> None:
@@ -91,8 +91,11 @@ def command_line(launcher: Launcher, job: Job, exported: Sequence[str]) -> list[
         nodes = str(min(job.nodes, job.ranks))
         words = [launcher.path, "-N", nodes, "-n", count, "--mpi=pmix", "--kill-on-bad-exit=1"]
         words.append("--cpu-bind=none")
-        if job.slots is not None and job.ranks > job.slots:
+        if job.cpus and job.ranks > sum(job.cpus):
             words.append("--overcommit")
+        elif job.cpus and job.ranks % job.nodes == 0 and min(job.cpus) >= job.ranks_per_node:
+            # The same number on every node: Slurm alone would fill the first ones.
+            words.append(f"--ntasks-per-node={job.ranks_per_node}")
     elif launcher.kind == "openmpi":
         words = [launcher.path, "-n", count, "--bind-to", "none"]
         words += ["--oversubscribe"] if launcher.major < 5 else ["--map-by", ":OVERSUBSCRIBE"]
@@ -144,12 +147,15 @@ def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return " ".join([*assignments, shlex.join(command)])
 
 
-def cpus_of_allocation(environ: Mapping[str, str]) -> int | None:
-    """CPUs of a whole Slurm allocation, from SLURM_JOB_CPUS_PER_NODE ("2(x3),1" is 7)."""
-    total = 0
+def cpus_of_allocation(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """CPUs of each node of a Slurm allocation; empty when SLURM_JOB_CPUS_PER_NODE does not say.
+
+    "2(x3),1" there is (2, 2, 2, 1).
+    """
+    cpus: list[int] = []
     for part in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            return None
-        total += int(found.group(1)) * int(found.group(2) or 1)
-    return total
+            return ()
+        cpus += [int(found.group(1))] * int(found.group(2) or 1)
+    return tuple(cpus)

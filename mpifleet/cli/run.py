@@ -63,7 +63,7 @@ def call(arguments: argparse.Namespace) -> int:
         log_dir=str(Path(arguments.log_dir).absolute()) if arguments.log_dir else None,
         nodes=int(environ.get("SLURM_JOB_NUM_NODES", "1")) if in_slurm else 1,
         cores=len(os.sched_getaffinity(0)),
-        slots=cpus_of_allocation(environ) if in_slurm else None,
+        cpus=cpus_of_allocation(environ) if in_slurm else (),
         root=os.geteuid() == 0,
     )
     launcher = find_launcher(environ)

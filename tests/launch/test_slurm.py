@@ -59,7 +59,7 @@ def run_in_allocation(start_job, slurm, *actions):
     """`mpifleet run` of the job inside an allocation of two nodes."""
     # Both nodes are this machine: ranks must not meet in /dev/shm across them.
     environment = {**slurm.environment, "OMPI_MCA_btl": "self,tcp"}
-    allocation = ["salloc", "--quiet", "--nodes=2", "--ntasks=4"]
+    allocation = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"]
     job = start_job([*allocation, *run_command(1, 3, JOB, *actions)], environment)
     return job, job.wait_ready(4)
 
@@ -67,6 +67,7 @@ def run_in_allocation(start_job, slurm, *actions):
 def test_mpifleet_run_uses_srun_inside_an_allocation(start_job, cluster):  # noqa: F811
     job, pids = run_in_allocation(start_job, cluster)
     assert "srun -N 2 -n 4 " in job.stderr
+    assert "--ntasks-per-node=2" in job.stderr
     os.kill(pids[3], signal.SIGKILL)
     assert job.wait(LIMIT_S) != 0
     assert job.last_line() == f"mpifleet: rank 3 (server 0) on {HOST} died"

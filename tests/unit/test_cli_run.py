@@ -45,11 +45,20 @@ def test_command_line(launcher):
 
 
 def test_srun_over_more_nodes_and_fewer_cpus():
-    words = command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, slots=3), EXPORTED)
+    words = command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, cpus=(2, 1)), EXPORTED)
     assert words[1:5] == ["-N", "2", "-n", "4"]
     assert "--overcommit" in words
-    assert "--overcommit" not in command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, slots=4), [])
+    assert "--overcommit" not in command_line(SRUN, Job(2, 2, PROGRAM, nodes=2, cpus=(3, 1)), [])
     assert command_line(SRUN, Job(0, 1, PROGRAM, nodes=2), [])[1:3] == ["-N", "1"]
+
+
+def test_srun_spreads_evenly_where_the_allocation_allows():
+    def spread(servers, *cpus):
+        job = Job(servers, 2, PROGRAM, nodes=2, cpus=cpus)
+        return [word for word in command_line(SRUN, job, []) if "per-node" in word]
+
+    assert spread(2, 8, 8) == spread(2, 2, 2) == ["--ntasks-per-node=2"]
+    assert spread(2, 3, 1) == spread(1, 8, 8) == spread(2) == []
 
 
 @pytest.mark.parametrize("launcher", GOLDEN, ids=lambda launcher: launcher.path + launcher.version)
@@ -113,8 +122,8 @@ def test_versions():
 
 
 def test_cpus_of_an_allocation():
-    assert cpus_of_allocation({"SLURM_JOB_CPUS_PER_NODE": "2(x3),1"}) == 7
-    assert cpus_of_allocation({}) is None
+    assert cpus_of_allocation({"SLURM_JOB_CPUS_PER_NODE": "2(x3),1"}) == (2, 2, 2, 1)
+    assert cpus_of_allocation({}) == ()
 
 
 def _fake(folder: Path, name: str, prints: str) -> None:
