@@ -7,14 +7,12 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from mpifleet._version import __version__
 from mpifleet.compose import job_settings, local_exchange
-from mpifleet.errors import ConfigError, TableError
+from mpifleet.errors import CheckpointError, ConfigError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import (
     LOG_DIR,
@@ -25,6 +23,7 @@ from mpifleet.launchenv import (
     requested_servers,
 )
 from mpifleet.lifeline import Address, Hub, Lifeline, install_excepthook, listen_host
+from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.log import get_logger, set_prefix
 from mpifleet.mpi import bcast_json, library, load_mpi, serial
 from mpifleet.optimizer import DistributedOptimizer
@@ -201,44 +200,42 @@ class Session:
         exchange.flush()
         if self.roles is None or self.roles.index == 0:
             meta = {"package": __version__, "strategy": self.strategy.to_dict()}
-            exchange.save(directory.absolute(), meta, self._buffers())
+            buffers = to_arrays(self._local_tensors())
+            exchange.save(directory.absolute(), meta, buffers)
 
     def load(self, directory: Path) -> None:
-        """Replace tables, parameters and buffers by a checkpoint's. Collective over workers."""
-        from mpifleet.checkpoint import open_checkpoint
+        """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
 
+        Raises CheckpointError on every worker when one of them cannot: none waits for another.
+        """
         exchange, optimizer = self.connected(), self.optimizer
         assert optimizer is not None
-        self.util.barrier()
+        exchange.flush()  # nothing pushed before may be applied to what is loaded
+        tensors, failure = self._local_tensors(), ""
+        try:
+            saved = read_arrays(directory, tensors)
+        except CheckpointError as error:
+            failure = str(error)
+        self._agree(failure)
         if self.roles is None or self.roles.index == 0:
-            exchange.load(directory.absolute())
-        self.util.barrier()
+            try:
+                exchange.load(directory.absolute())
+            except CheckpointError as error:
+                failure = str(error)
+        self._agree(failure)
         optimizer.refresh()
-        if self._local_tensors():
-            with open_checkpoint(directory) as checkpoint:
-                self._set_buffers(checkpoint.buffers())
+        set_tensors(tensors, saved)
 
-    def _local_tensors(self) -> dict[str, Any]:
-        """What the model has beside trained parameters and tables: buffers, frozen parameters."""
+    def _agree(self, failure: str) -> None:
+        """Raise the first worker's failure on every worker. Collective over workers."""
+        failures = [text for text in self.util.all_gather(failure) if text]
+        if failures:
+            raise CheckpointError(failures[0])
+
+    def _local_tensors(self) -> dict[str, Tensor]:
         if self.model is None or self.optimizer is None:
             return {}
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        tensors = dict(self.model.named_buffers())
-        for name, param in self.model.named_parameters():
-            if id(param) not in trained and not hasattr(param, "sparse_embedding"):
-                tensors[name] = param
-        return tensors
-
-    def _buffers(self) -> dict[str, np.ndarray]:
-        return {n: t.detach().cpu().numpy() for n, t in self._local_tensors().items()}
-
-    def _set_buffers(self, saved: dict[str, np.ndarray]) -> None:
-        import torch
-
-        for name, tensor in self._local_tensors().items():
-            if name not in saved:
-                raise ConfigError(f"buffer {name!r} is not in the checkpoint")
-            tensor.detach().copy_(torch.from_numpy(saved[name].copy()))
+        return local_tensors(self.model, self.optimizer)
 
     # -- end --------------------------------------------------------------------------------------
 

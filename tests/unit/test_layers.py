@@ -18,7 +18,7 @@ LAYERS = {
     "MPI": "lifeline mpi ranklog roles window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange ps.job",
-    "training": "embedding models optimizer",
+    "training": "embedding local_state models optimizer",
     "face": "compose fleet session util",
     "programs": "cli",
 }
