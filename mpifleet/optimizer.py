@@ -33,11 +33,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
         self._inner = optimizer
+        self._num_groups = len(optimizer.param_groups)
         self._exchange: Exchange | None = None
         names = {id(p): name for name, p in model.named_parameters()} if model else {}
         self.model = model
         self.embeddings, self._sparse_groups = _tables(optimizer, model)
-        self._dense_groups: list[Group] = []
+        self._dense_groups: list[int] = []
         self._params: list[list[nn.Parameter]] = []
         self.specs = TableSpecs(self._dense_specs(names), self._sparse_specs())
         self._values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
@@ -67,7 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     start += param.numel()
                 rule = rule_of_group(self._inner, group)
                 specs.append(DenseSpec(f"dense{number}.{label}", label, rule, tuple(places)))
-                self._dense_groups.append(group)
+                self._dense_groups.append(number)
                 self._params.append(params)
         return tuple(specs)
 
@@ -75,7 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         specs = []
         for embedding, group in zip(self.embeddings, self._sparse_groups, strict=True):
             # A frozen table still has a rule, which never runs.
-            rule = rule_of_group(self._inner, group or self.param_groups[0])
+            rule = rule_of_group(self._inner, self.param_groups[group or 0])
             specs.append(
                 SparseSpec(
                     name=embedding.name,
@@ -92,12 +93,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def hypers(self) -> tuple[np.ndarray, np.ndarray]:
         """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
+        groups = self.param_groups = self._inner.param_groups  # its load_state_dict makes new ones
+        if len(groups) != self._num_groups:
+            raise ConfigError(
+                f"the wrapped optimizer has {len(groups)} param groups, it had {self._num_groups} "
+                "when it was wrapped: add groups before fleet.distributed_optimizer(...)"
+            )
         dense = np.zeros((len(self.specs.dense), HYPER_SIZE))
         for row, spec, group in zip(dense, self.specs.dense, self._dense_groups, strict=True):
-            row[:] = hyper_of_group(spec.rule, group)
+            row[:] = hyper_of_group(spec.rule, groups[group])
         sparse = np.zeros((len(self.specs.sparse), HYPER_SIZE))
         for row, table, owner in zip(sparse, self.specs.sparse, self._sparse_groups, strict=True):
-            row[:] = hyper_of_group(table.rule, owner or self.param_groups[0])
+            row[:] = hyper_of_group(table.rule, groups[owner or 0])
         return dense, sparse
 
     # -- start ------------------------------------------------------------------------------------
@@ -120,6 +127,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._connected().pull_dense(self._values)
         self._write_values()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over rates and other hyper-parameters; what was learned is in checkpoints."""
+        self._inner.load_state_dict(state_dict)
+        self.param_groups = self._inner.param_groups
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Raises ConfigError: the tables are laid out when the optimizer is wrapped."""
+        if hasattr(self, "specs"):
+            raise ConfigError("add param groups before fleet.distributed_optimizer(...)")
+        super().add_param_group(param_group)
+
     # -- the torch face ---------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -129,6 +147,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients are applied. Parameters without a gradient are left out, as torch does.
         """
         exchange = self._connected()
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers built on it
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -151,13 +170,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         this worker's own.
         """
         dense = [p.grad for params in self._params for p in params if p.grad is not None]
-        rows = [e.gradient.merged(e.table_rows, 1, e.name)[1] for e in self.embeddings]
+        tables = [
+            embedding
+            for embedding, group in zip(self.embeddings, self._sparse_groups, strict=True)
+            if group is not None
+        ]
+        rows = [e.gradient.merged(e.table_rows, 1, e.name)[1] for e in tables]
         parts = [g.norm().double().cpu() for g in (*dense, *rows) if g.numel()]
         total = torch.stack(parts).norm() if parts else torch.zeros((), dtype=torch.float64)
         factor = min(1.0, max_norm / (float(total) + 1e-6))
         for grad in dense:
             grad.mul_(factor)
-        for embedding in self.embeddings:
+        for embedding in tables:
             embedding.gradient.scale_(factor)
         return total
 
@@ -219,16 +243,16 @@ def _embedding_of(param: Tensor) -> SparseEmbedding | None:
 
 def _tables(
     optimizer: torch.optim.Optimizer, model: nn.Module | None
-) -> tuple[list[SparseEmbedding], list[Group | None]]:
-    """All tables in order of the model, else of the groups, each with its group or None."""
+) -> tuple[list[SparseEmbedding], list[int | None]]:
+    """All tables in order of the model, else of the groups, each with the number of its group."""
     modules = model.modules() if model is not None else ()
     embeddings = [module for module in modules if isinstance(module, SparseEmbedding)]
-    group_of: dict[int, Group] = {}
-    for group in optimizer.param_groups:
+    group_of: dict[int, int] = {}
+    for number, group in enumerate(optimizer.param_groups):
         for param in group["params"]:
             embedding = _embedding_of(param)
             if embedding is not None:
-                group_of[id(embedding)] = group
+                group_of[id(embedding)] = number
                 if all(embedding is not known for known in embeddings):
                     embeddings.append(embedding)
     names = [embedding.name for embedding in embeddings]
