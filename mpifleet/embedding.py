@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
@@ -230,6 +231,7 @@ class _Lookup(torch.autograd.Function):
         return plan.pool(rows)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
         # This runs again when a graph is kept: each backward adds once, as for any parameter.
         ctx.gradient.stage(ctx.plan.unique.keys, ctx.plan.unpool(grads.detach()))
