@@ -17,7 +17,8 @@ from mpifleet.errors import TableError
 from mpifleet.mpi import gather_json, inter_node_advice, mpi_type, serial
 from mpifleet.partition import ALIGN_BYTES, align, pieces
 
-MAX_COUNT = 2**31 - 1
+MAX_INT32 = 2**31 - 1
+MAX_COUNT = MAX_INT32
 """Most elements in one MPI call; larger transfers go in several."""
 
 
@@ -100,11 +101,18 @@ class Window:
         rows: int64 [n], each row once; out: C-contiguous [n, dim].  Complete after `flush`.
         One call per MAX_COUNT elements; the datatype costs about 0.07 us a row to build.
         """
+        _require_contiguous(out)
+        if out.shape[:1] != rows.shape:
+            raise TableError(f"{rows.size} rows do not fit an array of shape {out.shape}")
         if not rows.size:
             return
         row_bytes = out.shape[1] * out.itemsize
         self._check(rank, offset + int(rows.min()) * row_bytes, 0)
         self._check(rank, offset + int(rows.max()) * row_bytes, row_bytes)
+        if int(rows.max()) > MAX_INT32:
+            raise TableError(
+                f"row {rows.max()} is beyond {MAX_INT32}, MPI's last: use more servers"
+            )
         element = mpi_type(self._mpi, out.dtype)
         displacements = rows.astype(np.int32)
         with serial:
@@ -118,7 +126,8 @@ class Window:
         self._in_flight.append(out)
 
     def read(self, rank: int, offset: int, out: np.ndarray) -> None:
-        """Start an element-wise atomic read into `out`; complete after `flush`."""
+        """Start an element-wise atomic read into C-contiguous `out`; complete after `flush`."""
+        _require_contiguous(out)
         self._check(rank, offset, out.nbytes)
         element = mpi_type(self._mpi, out.dtype)
         with serial:
@@ -137,6 +146,7 @@ class Window:
         self._accumulate(rank, offset, values, self._mpi.SUM)
 
     def _accumulate(self, rank: int, offset: int, values: np.ndarray, op: Any) -> None:
+        _require_contiguous(values)
         self._check(rank, offset, values.nbytes)
         element = mpi_type(self._mpi, values.dtype)
         with serial:
@@ -148,18 +158,21 @@ class Window:
 
     def flush(self, rank: int) -> None:
         """Complete everything started towards `rank`, here and there."""
+        self._require_open()
         with serial:
             self._win.Flush(rank)
         self._in_flight.clear()
 
     def flush_all(self) -> None:
         """Complete everything started towards every rank."""
+        self._require_open()
         with serial:
             self._win.Flush_all()
         self._in_flight.clear()
 
     def sync(self) -> None:
         """Order this rank's loads and stores against one-sided accesses to its memory."""
+        self._require_open()
         with serial:
             self._win.Sync()
 
@@ -175,6 +188,7 @@ class Window:
 
     def _locked(self, rank: int, kind: int) -> Iterator[None]:
         assert not self._atomic, "an atomic window is never locked"
+        self._require_open()
         with serial:
             self._win.Lock(rank, kind)
             try:
@@ -207,22 +221,30 @@ class Window:
         return [flat[start:stop], byte], rank, target
 
     def _bytes(self, rank: int, offset: int, values: np.ndarray) -> np.ndarray:
-        if not values.flags.c_contiguous:
-            raise TableError(f"array of shape {values.shape} must be C-contiguous for a transfer")
+        _require_contiguous(values)
         self._check(rank, offset, values.nbytes)
         return values.reshape(-1).view(np.uint8)
 
     def _check(self, rank: int, offset: int, num_bytes: int) -> None:
-        if self._win is None:
-            raise TableError("the window was freed")
+        self._require_open()
         if offset < 0 or offset + num_bytes > self._sizes[rank]:
             raise TableError(
                 f"bytes [{offset}, {offset + num_bytes}) are outside the "
                 f"{self._sizes[rank]} bytes of rank {rank}"
             )
 
+    def _require_open(self) -> None:
+        if self._win is None:
+            raise TableError("the window was freed")
+
     def _row_type(self, dtype: np.dtype, dim: int) -> Any:
         key = (np.dtype(dtype).char, dim)
         if key not in self._row_types:
             self._row_types[key] = mpi_type(self._mpi, dtype).Create_contiguous(dim).Commit()
         return self._row_types[key]
+
+
+def _require_contiguous(values: np.ndarray) -> None:
+    # MPI moves the bytes as they lie: those of a Fortran-ordered array would change places.
+    if not values.flags.c_contiguous:
+        raise TableError(f"array of shape {values.shape} must be C-contiguous for a transfer")
