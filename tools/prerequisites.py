@@ -31,13 +31,16 @@ def install_system_packages() -> None:
         or not Path("/etc/debian_version").exists()
     ):
         return
+    print(f"installing {' '.join(PACKAGES)}", flush=True)
     # RUNLEVEL=1 keeps the packages from starting daemons: the tests start their own.
     env = environment(extra={"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"})
     for command in (
         ["apt-get", "update", "-q"],
         ["apt-get", "install", "-q", "-y", "--no-install-recommends", *PACKAGES],
     ):
-        if run(command, env=env, limit_s=APT_LIMIT_S, cwd=ROOT, quiet=True).status != 0:
+        ended = run(command, env=env, limit_s=APT_LIMIT_S, cwd=ROOT, quiet=True)
+        if ended.status != 0:
+            print(f"{' '.join(command)} failed:\n{ended.output}", flush=True)
             return
 
 

@@ -60,8 +60,7 @@ def run(
 ) -> Ended:
     """Runs `command`, printed first, and ends its whole process group after `limit_s` seconds.
 
-    keep: return the output as well as showing it.  quiet: show neither command nor output, unless
-    the command fails (then its output).
+    keep: return the output as well as showing it.  quiet: return it and show nothing.
     """
     words = [os.fspath(word) for word in command]
     if not quiet:
@@ -91,8 +90,6 @@ def run(
     if piped:
         reader.join(STOP_LIMIT_S)
     output = b"".join(copied).decode(errors="replace")
-    if quiet and status != 0:
-        print(f"\n$ {shlex.join(words)}\n{output}", flush=True)
     return Ended(status, time.monotonic() - begin, output)
 
 

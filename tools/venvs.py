@@ -28,14 +28,14 @@ def prepare(name: str, extras: str, check: str) -> Path:
     venv = ROOT / ".venvs" / name
     stamp = venv / ".mpifleet-stamp"
     wanted = _stamp(extras)
-    if stamp.exists() and stamp.read_text() == wanted and _works(venv, check):
+    if stamp.exists() and stamp.read_text() == wanted and not _failure(venv, check):
         return venv
     print(f"preparing {venv.relative_to(ROOT)}", flush=True)
     pip = _make(venv)
     target = f"{ROOT}[{extras}]" if extras else str(ROOT)
     install(pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", target)
-    if not _works(venv, check):
-        raise SetUpError(f"{venv}: `{check}` fails after the installation")
+    if failure := _failure(venv, check):
+        raise SetUpError(f"{venv}: `{check}` fails after the installation:\n{failure}")
     stamp.write_text(wanted)
     return venv
 
@@ -71,12 +71,14 @@ def _make(venv: Path) -> list[str]:
     return pip_of(venv)
 
 
-def _works(venv: Path, check: str) -> bool:
+def _failure(venv: Path, check: str) -> str:
+    """What `check` prints when it fails in `venv`; empty when it works."""
     python = venv / "bin" / "python"
     if not python.exists():
-        return False
+        return f"{python} is not there"
     command = [str(python), "-c", check]
-    return run(command, env=environment(venv), limit_s=120, cwd=ROOT, quiet=True).status == 0
+    ended = run(command, env=environment(venv), limit_s=120, cwd=ROOT, quiet=True)
+    return "" if ended.status == 0 else f"status {ended.status}\n{ended.output}"
 
 
 def _stamp(extras: str) -> str:
