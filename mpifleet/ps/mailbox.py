@@ -79,13 +79,14 @@ def plan(
     Raises ConfigError when a worker's part would be too small.
     """
     each = budget_bytes // num_workers - 8 * HEADER_BYTES
-    least = 4 * max(MIN_LANE_BYTES, align(row_bytes))
-    if each < least:
+    least = max(MIN_LANE_BYTES, align(row_bytes))
+    if each < 4 * least:
         raise ConfigError(
             f"mailbox_mib={budget_bytes >> 20} leaves {each} bytes to each of {num_workers} "
-            f"workers; at least {least} are needed"
+            f"workers; at least {4 * least} are needed"
         )
-    dense = max(MIN_LANE_BYTES, min(align(dense_bytes), each // 3))
+    # The other three lanes keep their least.
+    dense = max(MIN_LANE_BYTES, min(align(dense_bytes), each // 3, each - 3 * least))
     request = reply = MIN_LANE_BYTES
     if served:
         left = each - dense - request
@@ -270,6 +271,13 @@ class Assembler:
         self._lane = lane
         self._worker: int | None = None
         self._staged = np.empty(0, np.uint8)
+
+    def admits(self, worker: int) -> bool:
+        """False where the lane holds a piece and another worker's message is being staged."""
+        if self._worker in (None, worker):
+            return True
+        header = self._mailbox.header(worker, self._lane)
+        return header.num_bytes == header.total_bytes
 
     def take(self, worker: int) -> tuple[Header, np.ndarray] | None:
         """(header, message) when worker's full lane completes a message, else None.

@@ -78,14 +78,16 @@ class AsyncPart:
         self._next = 0
 
     def serve(self, flags: np.ndarray) -> bool:
-        """Apply at most one worker's message."""
+        """Apply at most one worker's message; False too where all must wait to be staged."""
         num_workers = len(flags)
         full = np.flatnonzero(flags[:, self._gradients.lane])
-        if not full.size:
+        in_turn = np.roll(full, -int(np.searchsorted(full, self._next))).tolist()
+        assembler = self._gradients.assembler
+        worker = next((worker for worker in in_turn if assembler.admits(worker)), None)
+        if worker is None:
             return False
-        worker = int(full[np.searchsorted(full, self._next) % full.size])
         self._next = (worker + 1) % num_workers
-        taken = self._gradients.assembler.take(worker)
+        taken = assembler.take(worker)
         if taken is not None:
             self._deal_with(worker, *taken)
         return True
