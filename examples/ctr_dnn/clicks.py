@@ -42,12 +42,12 @@ class Clicks(Protocol):
         """This worker's batches of the held-out samples; together each sample once."""
 
 
-def prepare(data: str, directory: Path, seed: int) -> None:
+def prepare(data: str, directory: Path) -> None:
     """Make the files of a data set, unless they are there."""
     if data == "movielens":
         movielens.fetch(directory)
     elif data == "synthetic" and not (directory / "test" / "part-0.txt").is_file():
-        criteo_synthetic.write_dataset(directory, rows=200_000, files=4, seed=seed)
+        criteo_synthetic.write_dataset(directory, rows=200_000, files=4, seed=0)
 
 
 def open_clicks(data: str, directory: Path, seed: int) -> Clicks:

@@ -86,9 +86,9 @@ def open_together(args: argparse.Namespace) -> Clicks:
     """The data set on every worker; worker 0 makes the files, others do where its are not seen."""
     directory = data_dir(args)
     if fleet.is_first_worker():
-        prepare(args.data, directory, args.seed)
+        prepare(args.data, directory)
     fleet.barrier_worker()
-    prepare(args.data, directory, args.seed)
+    prepare(args.data, directory)
     return open_clicks(args.data, directory, args.seed)
 
 
