@@ -121,6 +121,8 @@ def transport_defaults(
         one that makes windows of MPI_Win_allocate_shared.
     OMPI_MCA_osc=^ucx: Open MPI 5.  Its ucx component prints two lines a rank for every window that
         it does not take.
+    OMPI_MCA_mpi_abort_delay=2: Open MPI 5 under srun.  Told by Slurm of a dead rank, it aborts the
+        others within milliseconds; the delay, in seconds, lets the lifeline say who died first.
     OMPI_MCA_pml=ob1: Open MPI 4 on several nodes.  The layer that pt2pt was proved over.
     OMPI_MCA_mpi_yield_when_idle=1: Open MPI with more ranks on this node than cores.  A waiting
         rank gives its core away instead of spinning out its time slice.
@@ -136,6 +138,8 @@ def transport_defaults(
             defaults["OMPI_MCA_pml"] = "ob1"
     elif major == 5:
         defaults["OMPI_MCA_osc"] = "^ucx"
+        if env.launcher == "srun":
+            defaults["OMPI_MCA_mpi_abort_delay"] = "2"
     if major is not None and env.local_size is not None and env.local_size > cores:
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     device = re.search(r"MPICH Device:\s*ch4:(\S+)", library_version)

@@ -147,7 +147,8 @@ def test_more_ranks_than_cores_yield():
 
 def test_openmpi_5_leaves_ucx_out():
     assert transport_defaults(read_launch_env(SRUN), OMPI_5_LIBRARY, cores=64) == {
-        "OMPI_MCA_osc": "^ucx"
+        "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_mpi_abort_delay": "2",
     }
     assert transport_defaults(read_launch_env(OPENMPI_5), cores=2) == {"OMPI_MCA_osc": "^ucx"}
 

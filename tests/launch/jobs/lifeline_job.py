@@ -1,4 +1,4 @@
-"""A job that holds a lifeline over plain mpi4py; each rank does what the command line says.
+"""A job that holds a lifeline over mpi4py; each rank does what the command line says.
 
 Usage: lifeline_job.py RANK:ACTION ... ; other ranks wait inside MPI for a message that never comes.
 Prints "ready RANK PID" on every rank, after all ranks hold their lifelines.
@@ -9,17 +9,10 @@ import os
 import sys
 import time
 
-import mpi4py
 import numpy as np
 
-from mpifleet.launchenv import LOG_DIR, read_launch_env, transport_defaults
-
-mpi4py.rc.thread_level = "serialized"
-for name, value in transport_defaults(read_launch_env()).items():
-    os.environ.setdefault(name, value)
-from mpi4py import MPI  # noqa: E402
-
-from mpifleet.lifeline import (  # noqa: E402
+from mpifleet.launchenv import LOG_DIR
+from mpifleet.lifeline import (
     Address,
     Hub,
     Lifeline,
@@ -27,10 +20,12 @@ from mpifleet.lifeline import (  # noqa: E402
     install_excepthook,
     listen_host,
 )
-from mpifleet.ranklog import redirect  # noqa: E402
+from mpifleet.mpi import load_mpi
+from mpifleet.ranklog import redirect
 
 
 def main() -> None:
+    MPI = load_mpi()
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
     node_comm = world.Split_type(MPI.COMM_TYPE_SHARED)
@@ -62,6 +57,7 @@ def main() -> None:
     window = MPI.Win.Allocate(1 << 20, 1, comm=node_comm)
     world.Barrier()
     print(f"ready {rank} {os.getpid()}\n", end="", flush=True)
+    world.Barrier()
     action = dict(word.split(":") for word in sys.argv[1:]).get(str(rank), "wait")
     if action == "raise":
         raise ValueError("no such thing\nsecond line")
