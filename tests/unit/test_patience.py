@@ -1,0 +1,108 @@
+"""Waiting: quick when it is short, reported when it is long, ended when it is too long."""
+
+import itertools
+import time
+
+import pytest
+
+from mpifleet import patience
+from mpifleet.errors import StallError
+from mpifleet.patience import Backoff, Patience
+
+
+class Clock:
+    """Time that passes only while something sleeps."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 100.0
+        self.naps_s = []
+        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(patience.time, "sleep", self.sleep)
+
+    def sleep(self, seconds):
+        self.naps_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    lines = []
+
+    class Lines:
+        def warning(self, text, *values):
+            lines.append(text % values)
+
+    monkeypatch.setattr(patience, "get_logger", Lines)
+    return lines
+
+
+def never():
+    return False
+
+
+def test_what_is_ready_is_not_waited_for(clock, warnings):
+    Patience().wait(lambda: True, lambda: pytest.fail("nothing is missing"))
+    assert not clock.naps_s
+
+
+def test_a_short_wait_is_quick(clock, warnings):
+    polls = itertools.count()
+    Patience().wait(lambda: next(polls) >= 100, lambda: pytest.fail("nothing is missing"))
+    assert next(polls) == 101
+    assert clock.now_s - 100 < 0.01
+    assert not warnings
+
+
+def test_a_long_wait_is_reported_with_what_is_missing(clock, warnings):
+    end_s = clock.now_s + 9.5
+    Patience(report_s=3, end_s=60).wait(lambda: clock.now_s > end_s, lambda: "server 1 starting")
+    assert warnings == [f"{seconds} s without: server 1 starting" for seconds in (3, 6, 9)]
+
+
+def test_the_end_of_patience_names_what_is_missing(clock, warnings):
+    started_s = clock.now_s
+    missing = iter(["worker 3 pulling", "worker 2 pulling", "worker 1 pulling"])
+    with pytest.raises(StallError, match="gave up after 10 s: worker 1 pulling"):
+        Patience(report_s=4, end_s=10).wait(never, lambda: next(missing))
+    assert len(warnings) == 2
+    assert clock.now_s - started_s == pytest.approx(10, abs=0.01)
+
+
+def test_real_time_runs_out_too(warnings):
+    started_s = time.monotonic()
+    with pytest.raises(StallError, match="server 0"):
+        Patience(report_s=60, end_s=0.05).wait(never, lambda: "server 0")
+    assert 0.05 <= time.monotonic() - started_s < 5
+
+
+def test_an_error_while_waiting_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        Patience().wait(lambda: 1 / 0, lambda: "")
+
+
+def test_backoff_spins_then_naps_then_sleeps(clock):
+    backoff = Backoff(long_sleep_s=0.5, spins=3)
+    spinning = []
+    for _ in range(3 + 1000 + 2):
+        spinning.append(backoff.is_spinning)
+        backoff.pause()
+    assert spinning == [True] * 3 + [False] * 1002
+    assert clock.naps_s == [patience.SHORT_SLEEP_S] * 1000 + [0.5] * 2
+    backoff.reset()
+    assert backoff.is_spinning
+
+
+def test_short_sleeps_become_short():
+    patience.sharpen_sleep()
+    naps = []
+    for _ in range(50):
+        started_s = time.perf_counter()
+        time.sleep(20e-6)
+        naps.append(time.perf_counter() - started_s)
+    # The kernel's usual slack alone would make it 70 us.
+    assert min(naps) < 65e-6
