@@ -50,6 +50,14 @@ class Exchange(Protocol):
         """Say that this worker hands over nothing more. Everything before it is applied."""
         ...
 
+    def pause(self) -> None:
+        """Not to be waited for by other workers' steps, from now until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Take part again. All workers that paused call it between two barriers."""
+        ...
+
     def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
         """Write all tables as one file into `directory`."""
         ...

@@ -234,8 +234,11 @@ def stop_worker() -> None:
 
 
 def flush() -> None:
-    """Return once everything this worker pushed is applied, for instance before an evaluation."""
-    _current().connected().flush()
+    """Return once everything this worker pushed is applied, with the dense parameters read anew.
+
+    For instance before an evaluation.
+    """
+    _current().flush()
 
 
 def barrier_worker() -> None:

@@ -1,6 +1,7 @@
 """Waiting for another rank: back off quickly, report after a while, give up in the end."""
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Backoff:
         """Nothing happened: sleep as long as the number of empty polls since suggests."""
         self._polls += 1
         if self._polls <= self._spins:
+            # With more ranks than cores the one waited for may need this core.
+            os.sched_yield()
             return
         is_short = self._polls <= self._spins + _SHORT_SLEEPS
         time.sleep(SHORT_SLEEP_S if is_short else self._long_sleep_s)

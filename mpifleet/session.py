@@ -5,6 +5,8 @@ import os
 import platform
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -70,7 +72,7 @@ class Session:
             raise ConfigError(
                 f"server_num={server_num} in a single process; start it by a launcher"
             )
-        self.util = Util(self._mpi, self.roles)
+        self.util = Util(self._mpi, self.roles, self.rest)
 
     def _join(
         self,
@@ -193,6 +195,31 @@ class Session:
             what = "run_server()" if self.is_server else "init_worker()"
             raise TableError(f"not started: this call needs fleet.{what} first, on a worker")
         return self.exchange
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Around a collective of workers: who waits in it is not waited for by others' sync steps.
+
+        Without this, workers with fewer batches would wait in the collective for those that wait
+        for their steps. Collective over workers.
+        """
+        exchange = self.exchange
+        if self.roles is None or exchange is None or self.strategy.mode != "sync":
+            yield
+            return
+        exchange.pause()
+        wait_for_all(self.roles.group)
+        try:
+            yield
+        finally:
+            exchange.resume()
+            wait_for_all(self.roles.group)
+
+    def flush(self) -> None:
+        """Return once this worker's pushes are applied; parameters are then the servers' own."""
+        self.connected().flush()
+        assert self.optimizer is not None
+        self.optimizer.refresh()
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""

@@ -1,6 +1,7 @@
 """fleet.util: small collectives over the workers, the servers or all ranks, as Fleet names them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -19,12 +20,19 @@ WORLDS = ("worker", "server", "all")
 class Util:
     """Collectives for scripts. mpi and roles are None in a single process.
 
+    rest: entered around every collective of workers; see Session.rest.
     Every call is collective over the ranks of `comm_world`; a rank that is none of them raises.
     """
 
-    def __init__(self, mpi: ModuleType | None, roles: Roles | None) -> None:
+    def __init__(
+        self,
+        mpi: ModuleType | None,
+        roles: Roles | None,
+        rest: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._mpi = mpi
         self._roles = roles
+        self._rest = rest
 
     def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
         """Element-wise sum, min or max over the ranks; a number, a list or an ndarray as given.
@@ -42,7 +50,7 @@ class Util:
         if comm is not None:
             assert self._mpi is not None
             op = {"sum": self._mpi.SUM, "min": self._mpi.MIN, "max": self._mpi.MAX}[mode]
-            with serial:
+            with self._among(comm_world), serial:
                 comm.Allreduce(self._mpi.IN_PLACE, values, op=op)
         if isinstance(input, np.ndarray):
             return values
@@ -53,7 +61,8 @@ class Util:
         comm = self._comm(comm_world)
         if comm is None:
             return [input]
-        values = gather_json(comm, input)
+        with self._among(comm_world):
+            values = gather_json(comm, input)
         if comm_world == "all":
             assert self._roles is not None
             order = (*self._roles.worker_ranks, *self._roles.server_ranks)
@@ -64,7 +73,8 @@ class Util:
         """Wait for all ranks of `comm_world`, without keeping a core busy. Collective."""
         comm = self._comm(comm_world)
         if comm is not None:
-            wait_for_all(comm)
+            with self._among(comm_world):
+                wait_for_all(comm)
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
         """This worker's contiguous share of `files`, the same list on every worker."""
@@ -82,6 +92,9 @@ class Util:
             is_it = self._roles.role is Role.WORKER and self._roles.index == rank_id
         if is_it:
             print(message, flush=True)
+
+    def _among(self, comm_world: str) -> AbstractContextManager[None]:
+        return self._rest() if comm_world == "worker" else nullcontext()
 
     def _comm(self, comm_world: str) -> Any:
         if comm_world not in WORLDS:

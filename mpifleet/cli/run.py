@@ -80,7 +80,23 @@ def call(arguments: argparse.Namespace) -> int:
         return 0
     if job.log_dir is not None:
         Path(job.log_dir).mkdir(parents=True, exist_ok=True)
-    return supervise.run(command, {**environ, **added}, launcher.kind == "srun")
+    return supervise.run(command, {**environ, **added}, launcher.kind == "srun", role_names(job))
+
+
+def role_names(job: Job) -> list[str]:
+    """The roles by rank that fleet.init() gives to `job`; empty where the nodes are not known."""
+    from mpifleet.roles import Role, place
+
+    if job.ranks % job.nodes:
+        return []
+    nodes = [rank // job.ranks_per_node for rank in range(job.ranks)]
+    roles = place(nodes, job.server_num) if job.server_num else [Role.WORKER] * job.ranks
+    counts = dict.fromkeys(Role, 0)
+    names = []
+    for role in roles:
+        names.append(f"{role.value} {counts[role]}")
+        counts[role] += 1
+    return names
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher:

@@ -23,13 +23,26 @@ GRACE_S = 10.0
 END_S = 4.0
 # The last words of a failing job.  Log lines have a colon behind the role and do not match.
 REASON = re.compile(rb"mpifleet: rank \d+ \([^()\r\n]*\) [^\r\n]*")
+# What the launchers say of a rank that ended while no lifeline watched it: before fleet.init() was
+# through, or after its end.  Groups: the node where told, and the rank.
+TOLD_BY_LAUNCHER = re.compile(
+    rb"process rank (?P<a>\d+) with PID \d+ on node (?P<host>\S+)"
+    rb"|Process name: *\[[^\r\n]*,(?P<b>\d+)\]"
+    rb"|srun: error: (?P<node>\S+): tasks? (?P<c>\d+)[-,\d]*: "
+)
 _PR_SET_PDEATHSIG = 1
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], is_srun: bool) -> int:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    is_srun: bool,
+    roles: Sequence[str] = (),
+) -> int:
     """Run `command` to its end and return its exit status, 128 + signal if a signal ended it.
 
-    A failing job's last line on stderr names the rank that failed.
+    A failing job's last line on stderr names the rank that failed.  roles: the roles by rank that
+    the job will give, for a rank that dies before it can tell; empty if not known.
     """
     started_s = time.time()
     # A terminal cannot be read from the child's own session.
@@ -48,7 +61,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], is_srun: bool) -
         return 127
     stopper = _Stopper(child, is_srun)
     with stopper.installed():
-        reason = _copy_stderr(child, stopper)
+        reason, told = _copy_stderr(child, stopper)
         status = child.wait()
     if not is_srun:
         kill_session(child.pid)
@@ -58,7 +71,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], is_srun: bool) -
         status = 128 + stopper.signals[0]
     if status:
         remove_leftovers(started_s)
-        last = reason or f"mpifleet: the job ended with exit status {status}".encode()
+        last = reason or _from_launcher(told, Path(command[0]).name, roles)
+        if not last or (stopper.signals and not reason):
+            last = f"mpifleet: the job ended with exit status {status}".encode()
         _write(2, last + b"\n")
     return status
 
@@ -120,10 +135,14 @@ class _Stopper:
         self._child.kill()
 
 
-def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> bytes:
-    """Copy the child's stderr to ours as it comes; returns the last line that names a rank."""
+def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> tuple[bytes, bytes]:
+    """Copy the child's stderr to ours as it comes.
+
+    Returns the last line in which ranks say why the job ended, and the first in which the
+    launcher does; each empty if there is none.
+    """
     assert child.stderr is not None
-    fd, rest, reason, until_s = child.stderr.fileno(), b"", b"", float("inf")
+    fd, rest, reason, told, until_s = child.stderr.fileno(), b"", b"", b"", float("inf")
     while time.monotonic() < until_s:
         stopper.kill_if_due()
         if child.poll() is not None and until_s == float("inf"):
@@ -137,13 +156,26 @@ def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> bytes:
         _write(2, chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
+            told = told or (line if TOLD_BY_LAUNCHER.search(line) else b"")
             found = REASON.search(line)
             if found:
                 reason = found.group()
                 stopper.expect_end()
         rest = rest[-65536:]
     found = REASON.search(rest)
-    return found.group() if found else reason
+    return found.group() if found else reason, told
+
+
+def _from_launcher(told: bytes, launcher: str, roles: Sequence[str]) -> bytes:
+    """Our last line made from the launcher's; empty if that says nothing of a rank."""
+    found = TOLD_BY_LAUNCHER.search(told)
+    if found is None:
+        return b""
+    rank = int(found["a"] or found["b"] or found["c"])
+    role = f" ({roles[rank]})" if rank < len(roles) else ""
+    node = (found["host"] or found["node"] or b"").decode(errors="replace")
+    place = f" on {node}" if node else ""
+    return f"mpifleet: rank {rank}{role}{place} ended early, as {launcher} reports".encode()
 
 
 def kill_session(session: int, but: int = 0) -> list[int]:

@@ -69,12 +69,16 @@ class Client:
                 server, Lane.ROWS, Kind.STEP, step=step, sections=sections, total_bytes=total_bytes
             )
 
-    def stop(self) -> None:
-        """Tell all servers that this worker pushes no more; all before is applied first."""
+    def announce(self, kind: Kind) -> None:
+        """Tell all servers STOP, PAUSE or RESUME; returns when they know, all before applied."""
         for server in range(self.num_servers):
             for lane in (Lane.DENSE, Lane.ROWS):
-                self._mailbox.post(server, lane, Kind.STOP)
+                self._mailbox.post(server, lane, kind)
         self.wait_applied((Lane.DENSE, Lane.ROWS))
+
+    def version(self) -> int:
+        """Steps that the servers have applied."""
+        return max(self._mailbox.version(0, lane) for lane in (Lane.DENSE, Lane.ROWS))
 
     def wait_applied(self, lanes: Sequence[Lane]) -> None:
         """Return once what this worker delivered in `lanes` was dealt with everywhere."""

@@ -72,7 +72,19 @@ class RemoteExchange:
         """See Exchange. A second call does nothing."""
         if not self.is_finished:
             self.is_finished = True
-            self._client.stop()
+            self._client.announce(Kind.STOP)
+
+    def pause(self) -> None:
+        """See Exchange."""
+        if self._sync and not self.is_finished:
+            self._client.announce(Kind.PAUSE)
+
+    def resume(self) -> None:
+        """See Exchange."""
+        if self._sync and not self.is_finished:
+            # The others may have made more steps meanwhile: count on from where the servers are.
+            self._step = self._client.version()
+            self._client.announce(Kind.RESUME)
 
     def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
@@ -159,6 +171,12 @@ class LocalExchange:
         """See Exchange."""
 
     def finish(self) -> None:
+        """See Exchange."""
+
+    def pause(self) -> None:
+        """See Exchange."""
+
+    def resume(self) -> None:
         """See Exchange."""
 
     def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:

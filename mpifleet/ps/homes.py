@@ -9,6 +9,7 @@ one. MPI promises no fairness among them, so a server that wants its lock says s
 readers look at the gate before they lock: the writer waits for at most one pull of every reader.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,8 @@ class Home:
             polls += 1
             if polls > _GATE_SPINS:
                 time.sleep(SHORT_SLEEP_S)
+            else:
+                os.sched_yield()
 
     def read_rows(self, server: int, table: int, rows: np.ndarray, out: np.ndarray) -> None:
         """out[i] = row rows[i] of a sparse table; rows int64 [n] distinct, out [n, dim]."""

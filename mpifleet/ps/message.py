@@ -33,6 +33,8 @@ class Kind(enum.IntEnum):
     PULL_DENSE = 4
     SAVE = 5
     LOAD = 6
+    PAUSE = 7
+    RESUME = 8
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The server's loop: look at the lanes, merge, apply, answer, until every worker has stopped."""
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ IDLE_SLEEP_S = 1e-3
 class Part(Protocol):
     """One kind of gradient lane, DENSE or ROWS, and what is done with what arrives in it."""
 
-    active: list[int]
+    members: set[int]
 
     def serve(self, flags: np.ndarray) -> bool:
         """Deal with what has arrived; whether there was anything."""
@@ -73,7 +74,7 @@ class AsyncPart:
     """Applies each message as it comes, undivided, one per turn and workers in turn."""
 
     def __init__(self, gradients: Gradients, num_workers: int) -> None:
-        self.active = list(range(num_workers))
+        self.members = set(range(num_workers))
         self._gradients = gradients
         self._next = 0
 
@@ -94,8 +95,8 @@ class AsyncPart:
 
     def _deal_with(self, worker: int, header: Header, message: np.ndarray) -> None:
         if header.kind is Kind.STOP:
-            self.active.remove(worker)
-        else:
+            self.members.remove(worker)
+        elif header.kind is Kind.STEP:
             gradients = self._gradients.decode(message)
             if self._gradients.accept(worker, header, gradients):
                 self._gradients.apply(gradients)
@@ -104,39 +105,53 @@ class AsyncPart:
 
 
 class SyncPart:
-    """Merges one message of every active worker, in worker order, then applies their mean."""
+    """Merges one message of every active worker, in worker order, then applies their mean.
+
+    A worker that waits for all others in a collective has said PAUSE and is not waited for until
+    it says RESUME. Workers resume together, so who takes part in a step is never a race.
+    """
 
     def __init__(self, gradients: Gradients, num_workers: int) -> None:
-        self.active = list(range(num_workers))
+        self.members = set(range(num_workers))
         self._gradients = gradients
         self._merger = gradients.merger()
+        self._active = list(range(num_workers))
         self._turn = 0
 
     def serve(self, flags: np.ndarray) -> bool:
         """Merge the message of the worker whose turn it is, if it has arrived."""
-        if not self.active:
+        lane = self._gradients.lane
+        for worker in sorted(self.members.difference(self._active)):
+            if flags[worker, lane]:
+                self._deal_with(worker)
+                return True
+        if not self._active or not flags[self._active[self._turn], lane]:
             return False
-        worker = self.active[self._turn]
-        if not flags[worker, self._gradients.lane]:
-            return False
-        taken = self._gradients.assembler.take(worker)
-        if taken is None:
-            return True
-        header, message = taken
-        if header.kind is Kind.STOP:
-            self.active.remove(worker)
-        else:
-            gradients = self._gradients.decode(message)
-            if self._gradients.accept(worker, header, gradients):
-                self._merger.add(gradients)
-            self._turn += 1
-        self._gradients.mailbox.clear(worker, self._gradients.lane)
-        if self._turn and self._turn == len(self.active):
+        self._deal_with(self._active[self._turn])
+        if self._turn and self._turn == len(self._active):
             self._turn = 0
             if self._merger.count:
                 self._gradients.apply(self._merger.take_mean())
             self._gradients.publish()
         return True
+
+    def _deal_with(self, worker: int) -> None:
+        taken = self._gradients.assembler.take(worker)
+        if taken is None:
+            return
+        header, message = taken
+        if header.kind is Kind.STEP:
+            gradients = self._gradients.decode(message)
+            if self._gradients.accept(worker, header, gradients):
+                self._merger.add(gradients)
+            self._turn += 1
+        elif header.kind is Kind.RESUME:
+            insort(self._active, worker)
+        elif worker in self._active:
+            self._active.remove(worker)
+        if header.kind is Kind.STOP:
+            self.members.remove(worker)
+        self._gradients.mailbox.clear(worker, self._gradients.lane)
 
 
 class Requests:
@@ -231,7 +246,7 @@ class ParameterServer:
     def run(self) -> None:
         """Serve until every worker has stopped; at most a few milliseconds between looks at MPI."""
         backoff = Backoff(long_sleep_s=IDLE_SLEEP_S)
-        while self._dense.active or self._rows.active:
+        while self._dense.members or self._rows.members:
             if self._turn():
                 backoff.reset()
             else:

@@ -13,5 +13,7 @@ if [ -n "${SLURMD_NODENAME:-}" ] && [ -n "${MPIFLEET_TEST_SHM:-}" ]; then
     export OMPI_MCA_osc_rdma_backing_directory="$node_shm"
     export OMPI_MCA_shmem_mmap_backing_file_base_dir="$node_shm"
     export OMPI_MCA_orte_tmpdir_base="$node_shm"
+    # Both nodes share the cores of one machine: who waits must give its core away.
+    export OMPI_MCA_mpi_yield_when_idle=1
 fi
 exec "$@"
