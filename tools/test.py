@@ -77,7 +77,10 @@ def run_part(part: Part, scratch: Path, deadline: float) -> Outcome:
         outcome.notes.append(f"no time left: the whole run has {WHOLE_RUN_S:.0f} s")
         return outcome
     tally = scratch / f"{part.kind}-{part.mpi}-{part.ranks}.jsonl"
-    env = environment(ROOT / ".venvs" / part.mpi, {**part.env, "MPIFLEET_TEST_TALLY": str(tally)})
+    extra = {**part.env, "MPIFLEET_TEST_TALLY": str(tally)}
+    if not sys.stdout.isatty():
+        extra["PY_COLORS"] = "0"  # mpirun gives rank 0 a terminal where there is none
+    env = environment(ROOT / ".venvs" / part.mpi, extra)
     ended = run(part.command, env=env, limit_s=min(part.limit_s, left_s), cwd=ROOT)
     outcome.seconds = ended.seconds
     if part.is_pytest:

@@ -106,7 +106,7 @@ class TestOutcomes:
         absent = outcomes.Outcome(part("cluster", 0), not_run="missing: srun")
         text, well = outcomes.report([done, absent], [])
         assert well
-        assert "NOT RUN  tests/mpi (system, 1 ranks): missing: srun" in text
+        assert "NOT RUN  tests/mpi (system): missing: srun" in text
         assert text.splitlines()[-1] == "3 passed, 0 failed, 1 skipped"
 
 
