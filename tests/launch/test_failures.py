@@ -72,6 +72,21 @@ def test_every_log_tells_why_the_job_ended(start_job, tmp_path):
     assert "ready 1 " not in job.stdout
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_killed_before_it_holds_a_lifeline_is_named(start_job, tmp_path, rank):
+    code = (
+        "import os, signal, time\n"
+        f"if os.environ['OMPI_COMM_WORLD_RANK'] == '{rank}': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(600)\n"
+    )
+    script = tmp_path / "dies_early.py"
+    script.write_text(code)
+    job = start_job(run_command(1, 2, str(script)))
+    assert job.wait(40) == 137
+    words = f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} ended early, as "
+    assert job.last_line().startswith(words)
+
+
 def test_exit_status_of_a_rank_is_the_jobs(start_job):
     job = start_job(run_command(1, 2, JOB, "1:exit"))
     assert job.wait(40) == 3

@@ -184,13 +184,33 @@ def test_errors_are_one_line_and_status_2(tmp_path, capfd):
             1,
             "mpifleet: rank 1 (server 0) failed: X: y",
         ),
+        (
+            "echo 'mpirun noticed that process rank 1 with PID 0 on node a1 exited on' >&2; exit 9",
+            9,
+            "mpifleet: rank 1 (server 0) on a1 ended early, as sh reports",
+        ),
+        (
+            "echo '  Process name: [[20826,1],0]' >&2; exit 1",
+            1,
+            "mpifleet: rank 0 (worker 0) ended early, as sh reports",
+        ),
+        (
+            "echo '   Process name: [prterun-vm-15790@1,1]' >&2; exit 1",
+            1,
+            "mpifleet: rank 1 (server 0) ended early, as sh reports",
+        ),
+        (
+            "echo 'srun: error: n2: task 1: Killed' >&2; exit 137",
+            137,
+            "mpifleet: rank 1 (server 0) on n2 ended early, as sh reports",
+        ),
         ("echo 'mpifleet: rank 1 (server 0): hello' >&2; exit 0", 0, "hello"),
     ],
 )
 def test_exit_status_and_last_line(script, status, last):
     supervised = (
         "import os, sys; from mpifleet.cli import supervise; "
-        "sys.exit(supervise.run(['/bin/sh', '-c', sys.argv[1]], os.environ, False))"
+        "sys.exit(supervise.run(['/bin/sh', '-c', sys.argv[1]], os.environ, False, ['worker 0', 'server 0']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", supervised, script],
@@ -203,6 +223,14 @@ def test_exit_status_and_last_line(script, status, last):
     lines = done.stderr.splitlines()
     assert (lines[-1] if lines else "").endswith(last)
     assert "noise" not in lines[-1:]
+
+
+def test_role_names_by_layout():
+    assert run.role_names(Job(1, 2, PROGRAM)) == ["worker 0", "worker 1", "server 0"]
+    two_nodes = Job(2, 2, PROGRAM, nodes=2)
+    assert run.role_names(two_nodes) == ["worker 0", "server 0", "worker 1", "server 1"]
+    assert run.role_names(Job(1, 2, PROGRAM, nodes=2)) == []
+    assert run.role_names(Job(0, 2, PROGRAM)) == ["worker 0", "worker 1"]
 
 
 def test_leftovers_are_ours_new_and_unmapped(tmp_path, monkeypatch):
