@@ -234,7 +234,7 @@ class _Lookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
         # This runs again when a graph is kept: each backward adds once, as for any parameter.
-        ctx.gradient.stage(ctx.plan.unique.keys, ctx.plan.unpool(grads.detach()))
+        ctx.gradient.stage(ctx.plan.unique, ctx.plan.unpool(grads.detach()))
         return ctx.gradient.placeholder(), None, None, None
 
 

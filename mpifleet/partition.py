@@ -88,6 +88,11 @@ class UniqueKeys:
     starts: np.ndarray
     inverse: np.ndarray
 
+    @property
+    def num_servers(self) -> int:
+        """Number of servers the keys are split over."""
+        return self.bounds.size - 1
+
     def share(self, server: int) -> slice:
         """Where server `server`'s keys lie in `keys` and `rows`."""
         return slice(int(self.bounds[server]), int(self.bounds[server + 1]))

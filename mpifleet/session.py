@@ -147,6 +147,9 @@ class Session:
             raise ConfigError("call fleet.distributed_optimizer(...) before starting")
         if self._job is not None or self.exchange is not None:
             raise ConfigError("this rank has started already: init_worker() or run_server() twice")
+        if self._lifeline is not None:
+            strategy = self.strategy
+            self._lifeline.set_patience(strategy.stall_report_s, strategy.stall_end_s)
         if self.roles is None:
             self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
         else:

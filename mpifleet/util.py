@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet.errors import ConfigError
-from mpifleet.mpi import gather_json, serial
+from mpifleet.mpi import gather_json, mpi_type, serial
 from mpifleet.partition import file_shard
 from mpifleet.patience import Backoff
 from mpifleet.roles import Role, Roles
@@ -37,20 +37,23 @@ class Util:
     def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
         """Element-wise sum, min or max over the ranks; a number, a list or an ndarray as given.
 
-        Integers stay exact int64 (uint64 where given). Collective.
+        Integers stay exact int64 (uint64 where given); ranks that bring different kinds of numbers
+        all get the kind that holds them. Raises ConfigError where shapes differ. Collective.
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}; use one of {', '.join(MODES)}")
         values = np.array(input, order="C")  # a copy: the input is left as it is
         if values.dtype.kind not in "iufb":
             raise ConfigError(f"all_reduce of {values.dtype}; use numbers")
-        if values.dtype == bool:
-            values = values.astype(np.int64)
+        if values.dtype.kind != "f":
+            values = values.astype(np.uint64 if values.dtype.kind == "u" else np.int64)
         comm = self._comm(comm_world)
         if comm is not None:
             assert self._mpi is not None
             op = {"sum": self._mpi.SUM, "min": self._mpi.MIN, "max": self._mpi.MAX}[mode]
             with self._among(comm_world), serial:
+                values = values.astype(_common_dtype(comm, values), copy=False)
+                mpi_type(self._mpi, values.dtype)
                 comm.Allreduce(self._mpi.IN_PLACE, values, op=op)
         if isinstance(input, np.ndarray):
             return values
@@ -106,6 +109,18 @@ class Util:
         if self._roles.role.value != comm_world:
             raise ConfigError(f"comm_world={comm_world!r} on a {self._roles.role.value}")
         return self._roles.group
+
+
+def _common_dtype(comm: Any, values: np.ndarray) -> np.dtype:
+    """The dtype that holds every rank's numbers. Collective."""
+    facts = gather_json(comm, (list(values.shape), values.dtype.str))
+    shapes = [tuple(shape) for shape, _ in facts]
+    for rank, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ConfigError(
+                f"all_reduce of shape {shapes[0]} on rank 0 and {shape} on rank {rank}"
+            )
+    return np.result_type(*(np.dtype(dtype) for _, dtype in facts))
 
 
 def wait_for_all(comm: Any) -> None:

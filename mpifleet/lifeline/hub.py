@@ -153,6 +153,9 @@ class Hub:
         kind = message["kind"]
         if rank.rank is None:
             self._greet(rank, message)
+        elif kind == "patience":
+            if rank.rank == 0:
+                self._stall_report_s, self._stall_end_s = message["report_s"], message["end_s"]
         elif kind == "goodbye":
             rank.said_goodbye = True
             if rank.rank == 0:

@@ -101,6 +101,12 @@ class Lifeline:
         line._thread.start()
         return line
 
+    def set_patience(self, stall_report_s: float, stall_end_s: float) -> None:
+        """Change the silence after which a rank is reported, and the job ended; by every rank."""
+        if self._sock is not None:
+            self._stall_report_s, self._stall_end_s = stall_report_s, stall_end_s
+            self._send(encode(kind="patience", report_s=stall_report_s, end_s=stall_end_s))
+
     def goodbye(self) -> None:
         """Say that this rank ends as it should: its closed connection is then no failure.
 

@@ -36,25 +36,32 @@ class Client:
         hypers: np.ndarray,
         present: list[np.ndarray],
         flats: list[np.ndarray],
+        nonfinite: int = 0,
     ) -> None:
         """Deliver one step's dense gradients to all servers.
 
         hypers: float64 [num_dense, HYPER_SIZE]; present: uint8 [num_params] and flats: [size],
-        one per dense table. Waits while the last push was not applied.
+        one per dense table.  nonfinite: 1 + the first table, dense ones before sparse ones, with a
+        gradient that is not finite: all servers refuse the push, whoever gets that gradient.
+        Waits while the last push was not applied.
         """
         for server, layout in enumerate(self._layouts):
-            sections, total_bytes = lay_out(dense_arrays(layout, hypers, present, flats))
-            self._mailbox.post(
-                server, Lane.DENSE, Kind.STEP, step=step, sections=sections, total_bytes=total_bytes
+            self._post_step(
+                server, Lane.DENSE, step, nonfinite, dense_arrays(layout, hypers, present, flats)
             )
 
     def push_rows(
-        self, step: int, hypers: np.ndarray, unique: list[UniqueKeys], values: list[np.ndarray]
+        self,
+        step: int,
+        hypers: np.ndarray,
+        unique: list[UniqueKeys],
+        values: list[np.ndarray],
+        nonfinite: int = 0,
     ) -> None:
         """Deliver one step's row gradients to all servers, also where there are none.
 
         hypers: float64 [num_sparse, HYPER_SIZE]; unique and values [u, dim], one per sparse table.
-        Waits while the last push was not applied.
+        nonfinite: see push_dense. Waits while the last push was not applied.
         """
         for server in range(self.num_servers):
             shares = [keys.share(server) for keys in unique]
@@ -64,10 +71,21 @@ class Client:
                 [part[share] for part, share in zip(values, shares, strict=True)],
                 [keys.keys.size for keys in unique],
             )
-            sections, total_bytes = lay_out(arrays)
-            self._mailbox.post(
-                server, Lane.ROWS, Kind.STEP, step=step, sections=sections, total_bytes=total_bytes
-            )
+            self._post_step(server, Lane.ROWS, step, nonfinite, arrays)
+
+    def _post_step(
+        self, server: int, lane: Lane, step: int, nonfinite: int, arrays: list[np.ndarray]
+    ) -> None:
+        sections, total_bytes = lay_out(arrays)
+        self._mailbox.post(
+            server,
+            lane,
+            Kind.STEP,
+            step=step,
+            argument=nonfinite,
+            sections=sections,
+            total_bytes=total_bytes,
+        )
 
     def announce(self, kind: Kind) -> None:
         """Tell all servers STOP, PAUSE or RESUME; returns when they know, all before applied."""

@@ -10,7 +10,7 @@ from mpifleet.errors import TableError
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.client import Client, pack_buffers
-from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.finite import FiniteGuard, first_nonfinite
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
 from mpifleet.ps.shard import Shard
@@ -48,12 +48,16 @@ class RemoteExchange:
         self._check_open()
         self._step += 1
         client, specs = self._client, self._client.specs
+        # A push is refused whole: no server sees more than its own part of it.
+        bad = first_nonfinite([*gradients.dense, *gradients.rows])
         if specs.dense:
             client.push_dense(
-                self._step, gradients.dense_hypers, gradients.present, gradients.dense
+                self._step, gradients.dense_hypers, gradients.present, gradients.dense, bad
             )
         if specs.sparse:
-            client.push_rows(self._step, gradients.sparse_hypers, gradients.unique, gradients.rows)
+            client.push_rows(
+                self._step, gradients.sparse_hypers, gradients.unique, gradients.rows, bad
+            )
         if self._sync:
             if specs.dense:
                 client.wait_version(Lane.DENSE, self._step)
@@ -161,9 +165,8 @@ class LocalExchange:
             )
         ]
         specs = self._shard.layout.specs
-        if self._guard.accept(specs.dense, dense, 0, self._step):
+        if self._guard.accept((*specs.dense, *specs.sparse), (*dense, *rows), 0, self._step):
             self._shard.apply_dense(dense)
-        if self._guard.accept(specs.sparse, rows, 0, self._step):
             self._shard.apply_rows(rows)
         self.pull_dense(flats)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpifleet.errors import NonFiniteGradient
@@ -14,6 +15,14 @@ def is_finite(values: torch.Tensor) -> bool:
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
+def first_nonfinite(arrays: Sequence[np.ndarray]) -> int:
+    """1 + index of the first array that holds NaN or infinity, 0 where all are finite."""
+    for index, values in enumerate(arrays):
+        if not is_finite(torch.from_numpy(values)):
+            return 1 + index
+    return 0
+
+
 class FiniteGuard:
     """Refuses non-finite gradients; skip: counts and leaves them out instead of raising."""
 
@@ -22,24 +31,30 @@ class FiniteGuard:
         self.skipped = 0
 
     def accept(
-        self, tables: Sequence[Any], gradients: Sequence[Any], worker: int, step: int
+        self,
+        tables: Sequence[Any],
+        gradients: Sequence[Any],
+        worker: int,
+        step: int,
+        told: str = "",
     ) -> bool:
         """Whether all of one push may be applied; nothing of it was touched yet.
 
-        tables: specs with a name; gradients: with `values`, one per table.
+        tables: specs with a name; gradients: with `values`, one per table.  told: the table in
+        which the worker itself found such a number, perhaps in what went to another server.
         Raises NonFiniteGradient naming worker, table and step, unless skipping.
         """
-        for spec, gradient in zip(tables, gradients, strict=True):
-            if is_finite(torch.from_numpy(gradient.values)):
-                continue
-            text = (
-                f"worker {worker} pushed NaN or infinity for table {spec.name!r} at step {step}; "
-                "nothing of this push was applied"
-            )
-            if not self._skip:
-                raise NonFiniteGradient(f"{text} (strategy.nonfinite = 'skip' goes on without it)")
-            self.skipped += 1
-            if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-                get_logger().warning("%s (skipped, number %d)", text, self.skipped)
-            return False
-        return True
+        bad = first_nonfinite([gradient.values for gradient in gradients])
+        name = told or (tables[bad - 1].name if bad else "")
+        if not name:
+            return True
+        text = (
+            f"worker {worker} pushed NaN or infinity for table {name!r} at step {step}; "
+            "nothing of this push was applied"
+        )
+        if not self._skip:
+            raise NonFiniteGradient(f"{text} (strategy.nonfinite = 'skip' goes on without it)")
+        self.skipped += 1
+        if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            get_logger().warning("%s (skipped, number %d)", text, self.skipped)
+        return False

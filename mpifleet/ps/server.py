@@ -55,7 +55,9 @@ class Gradients:
         """Whether the gradients may be applied. Raises NonFiniteGradient."""
         specs = self._shard.layout.specs
         tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
-        return self._guard.accept(tables, gradients, worker, header.step)
+        everything = (*specs.dense, *specs.sparse)
+        told = everything[header.argument - 1].name if header.argument else ""
+        return self._guard.accept(tables, gradients, worker, header.step, told)
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """Apply to the tables."""

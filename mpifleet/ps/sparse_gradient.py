@@ -32,8 +32,8 @@ class SparseGradient:
 
     def __init__(self, weight: nn.Parameter) -> None:
         self._weight = weight
-        self._staged: list[tuple[int, np.ndarray, Tensor]] = []
-        self._kept: list[tuple[np.ndarray, Tensor]] = []
+        self._staged: list[tuple[int, UniqueKeys, Tensor]] = []
+        self._kept: list[tuple[UniqueKeys, Tensor]] = []
         self._seen: Tensor | None = None
         weight.register_post_accumulate_grad_hook(self._accumulate)
 
@@ -41,9 +41,9 @@ class SparseGradient:
         """What a look-up returns to autograd as the gradient of `weight`."""
         return torch.zeros_like(self._weight)
 
-    def stage(self, keys: np.ndarray, grads: Tensor) -> None:
-        """Called in backward: distinct keys int64 [u], their gradient [u, dim]."""
-        self._staged.append((torch._C._current_graph_task_id(), keys, grads))
+    def stage(self, unique: UniqueKeys, grads: Tensor) -> None:
+        """Called in backward: the look-up's distinct keys, their gradient [u, dim]."""
+        self._staged.append((torch._C._current_graph_task_id(), unique, grads))
 
     def _accumulate(self, weight: Tensor) -> None:
         # What torch.autograd.grad() staged never gets here and must not be taken for a gradient.
@@ -53,7 +53,7 @@ class SparseGradient:
             mark = torch.zeros_like(weight).as_subclass(_Mark)
             mark.forget = self._kept.clear
             self._seen = weight.grad = mark
-        self._kept += [(keys, grads) for owner, keys, grads in self._staged if owner == task]
+        self._kept += [(unique, grads) for owner, unique, grads in self._staged if owner == task]
         self._staged.clear()
 
     def clear(self) -> None:
@@ -68,14 +68,15 @@ class SparseGradient:
         Returns (unique, [u, dim]); nothing collected gives no keys.
         """
         kept = self._kept if self._weight.grad is not None else []
-        if kept:
-            keys = np.concatenate([part for part, _ in kept])
-            grads = torch.cat([part for _, part in kept]) if len(kept) > 1 else kept[0][1]
-        else:
-            keys, grads = np.empty(0, np.int64), self._weight.new_zeros((0, self._weight.shape[1]))
+        if len(kept) == 1 and kept[0][0].num_servers == num_servers:
+            return kept[0]
+        no_keys, no_grads = (
+            np.empty(0, np.int64),
+            self._weight.new_zeros((0, self._weight.shape[1])),
+        )
+        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part, _ in kept)])
+        grads = torch.cat([no_grads, *(part for _, part in kept)])
         unique = unique_keys(keys, num_rows, num_servers, table)
-        if len(kept) == 1 and keys.size and np.array_equal(unique.keys, keys):
-            return unique, grads
         return unique, segment_sum(grads, unique.order, unique.starts)
 
     def scale_(self, factor: Tensor | float) -> None:
