@@ -70,10 +70,7 @@ class SparseGradient:
         kept = self._kept if self._weight.grad is not None else []
         if len(kept) == 1 and kept[0][0].num_servers == num_servers:
             return kept[0]
-        no_keys, no_grads = (
-            np.empty(0, np.int64),
-            self._weight.new_zeros((0, self._weight.shape[1])),
-        )
+        no_grads = self._weight.new_zeros((0, self._weight.shape[1]))
         keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part, _ in kept)])
         grads = torch.cat([no_grads, *(part for _, part in kept)])
         unique = unique_keys(keys, num_rows, num_servers, table)
