@@ -10,6 +10,7 @@ import pytest
 from mpifleet import window as window_module
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.window import Window
+from tests.mpi.outcomes import raised, together
 from tests.ranks import MPI
 
 ELEMENTS = 24
@@ -37,21 +38,6 @@ def writing(window, rank, atomic):
 
 def reading(window, rank, atomic):
     return contextlib.nullcontext() if atomic else window.shared(rank)
-
-
-def together(comm, *facts):
-    """True when all facts hold on all ranks. Collective, so that all ranks fail together."""
-    theirs = comm.allgather([bool(fact) for fact in facts])
-    return [rank for rank, held in enumerate(theirs) if not all(held)] == []
-
-
-def raised(error, call):
-    """The message of `error` as raised by `call`, "" when it was not."""
-    try:
-        call()
-    except error as caught:
-        return str(caught)
-    return ""
 
 
 @pytest.mark.parametrize(("atomic", "on_node"), KINDS)
