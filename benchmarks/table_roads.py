@@ -13,6 +13,7 @@ from mpifleet.partition import UniqueKeys, unique_keys
 from mpifleet.ps.initializers import initial_rows, table_seed
 from mpifleet.ps.job import Job
 from mpifleet.ps.mailbox import Lane
+from mpifleet.ps.message import Kind
 from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_from_torch
 from mpifleet.ps.spec import SparseSpec, TableSpecs
 from mpifleet.roles import Roles
@@ -85,7 +86,7 @@ class TableRoads:
     def stop(self) -> None:
         """Let the server's `serve` return. On the worker."""
         assert self._job.client is not None
-        self._job.client.stop()
+        self._job.client.announce(Kind.STOP)
 
     def free(self) -> None:
         """Give the windows back. Collective."""
