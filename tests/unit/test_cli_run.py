@@ -210,7 +210,8 @@ def test_errors_are_one_line_and_status_2(tmp_path, capfd):
 def test_exit_status_and_last_line(script, status, last):
     supervised = (
         "import os, sys; from mpifleet.cli import supervise; "
-        "sys.exit(supervise.run(['/bin/sh', '-c', sys.argv[1]], os.environ, False, ['worker 0', 'server 0']))"
+        "command = ['/bin/sh', '-c', sys.argv[1]]; roles = ['worker 0', 'server 0']; "
+        "sys.exit(supervise.run(command, os.environ, False, roles))"
     )
     done = subprocess.run(
         [sys.executable, "-c", supervised, script],
