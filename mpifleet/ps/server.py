@@ -55,8 +55,8 @@ class Gradients:
         """Whether the gradients may be applied. Raises NonFiniteGradient."""
         specs = self._shard.layout.specs
         tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
-        everything = (*specs.dense, *specs.sparse)
-        told = everything[header.argument - 1].name if header.argument else ""
+        names = [*(spec.name for spec in specs.dense), *(spec.name for spec in specs.sparse)]
+        told = names[header.argument - 1] if header.argument else ""
         return self._guard.accept(tables, gradients, worker, header.step, told)
 
     def apply(self, gradients: Sequence[Any]) -> None:
@@ -257,6 +257,8 @@ class ParameterServer:
 
     def _turn(self) -> bool:
         flags = self._mailbox.poll()
+        if not flags[:, : Lane.REPLY].any():
+            return False
         if self._dense.serve(flags):
             return True
         if self._requests.serve(flags, self._settle):
