@@ -11,7 +11,7 @@ from mpifleet.log import get_logger
 
 _PR_SET_TIMERSLACK = 29
 _SPINS = 50
-_SHORT_SLEEPS = 1000
+_POLLS = 1000
 SHORT_SLEEP_S = 20e-6
 
 
@@ -21,11 +21,18 @@ def sharpen_sleep() -> None:
 
 
 class Backoff:
-    """Two stages of sleep between empty polls: 20 us for a while, then `long_sleep_s`."""
+    """Sleeps between empty polls: first none, then 20 us, then `long_sleep_s`, then four of them.
+
+    spins: polls without sleep; 1000 polls each at 20 us and at long_sleep_s follow.
+    """
 
     def __init__(self, long_sleep_s: float, spins: int = 0) -> None:
-        self._long_sleep_s = long_sleep_s
-        self._spins = spins
+        self._stages = (
+            (spins, 0.0),
+            (spins + _POLLS, SHORT_SLEEP_S),
+            (spins + 2 * _POLLS, long_sleep_s),
+        )
+        self._last_sleep_s = 4 * long_sleep_s
         self._polls = 0
 
     def reset(self) -> None:
@@ -35,17 +42,21 @@ class Backoff:
     @property
     def is_spinning(self) -> bool:
         """Whether the next pause is no sleep at all."""
-        return self._polls < self._spins
+        return self._polls < self._stages[0][0]
 
     def pause(self) -> None:
         """Nothing happened: sleep as long as the number of empty polls since suggests."""
         self._polls += 1
-        if self._polls <= self._spins:
+        for last, sleep_s in self._stages:
+            if self._polls <= last:
+                break
+        else:
+            sleep_s = self._last_sleep_s
+        if sleep_s:
+            time.sleep(sleep_s)
+        else:
             # With more ranks than cores the one waited for may need this core.
             os.sched_yield()
-            return
-        is_short = self._polls <= self._spins + _SHORT_SLEEPS
-        time.sleep(SHORT_SLEEP_S if is_short else self._long_sleep_s)
 
 
 @dataclass(frozen=True)
