@@ -47,11 +47,8 @@ class Backoff:
     def pause(self) -> None:
         """Nothing happened: sleep as long as the number of empty polls since suggests."""
         self._polls += 1
-        for last, sleep_s in self._stages:
-            if self._polls <= last:
-                break
-        else:
-            sleep_s = self._last_sleep_s
+        stage = (sleep_s for last, sleep_s in self._stages if self._polls <= last)
+        sleep_s = next(stage, self._last_sleep_s)
         if sleep_s:
             time.sleep(sleep_s)
         else:
