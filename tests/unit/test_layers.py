@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mpifleet"
 LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
     "strategy_build strategy_configs strategy_fields strategy_kinds strategy_table",
-    "MPI": "lifeline mpi ranklog roles window",
+    "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange ps.job",
     "training": "embedding local_state models optimizer",
