@@ -5,6 +5,7 @@ Open MPI 4's two-sided windows between nodes refuse MULTIPLE. MPIFLEET_THREAD_LE
 Under SERIALIZED every MPI call of the package is made while holding `serial`.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -57,6 +58,21 @@ def _wanted_level(mpi: ModuleType) -> int:
     if wanted not in LEVELS:
         raise ConfigError(f"{name}={wanted!r} is no thread level; use one of {', '.join(LEVELS)}")
     return int(getattr(mpi, f"THREAD_{wanted.upper()}"))
+
+
+def finalize(mpi: ModuleType) -> None:
+    """End MPI, waiting for the other ranks without holding the interpreter's lock.
+
+    MPI.Finalize() holds it, and threads that watch the job would stand still meanwhile. Collective.
+    """
+    if mpi.Is_finalized():
+        return
+    assert mpi.__file__ is not None
+    call = getattr(ctypes.CDLL(mpi.__file__), "MPI_Finalize", None)
+    if call is None:
+        mpi.Finalize()
+    else:
+        call()
 
 
 def thread_level(mpi: ModuleType) -> str:

@@ -1,10 +1,7 @@
 """One run of a script from fleet.init() to its exit: roles, lifeline, job, and a clean end."""
 
-import atexit
-import os
 import platform
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +14,15 @@ from mpifleet.compose import job_settings, local_exchange
 from mpifleet.errors import CheckpointError, ConfigError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import (
-    LOG_DIR,
     LaunchEnv,
     check_size,
     read_launch_env,
     requested_role,
     requested_servers,
 )
-from mpifleet.lifeline import Address, Hub, Lifeline, install_excepthook, listen_host
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
-from mpifleet.log import get_logger, set_prefix
-from mpifleet.mpi import bcast_json, library, load_mpi, serial
+from mpifleet.log import get_logger
+from mpifleet.mpi import library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import compare
 from mpifleet.ps.exchange import RemoteExchange
@@ -35,6 +30,7 @@ from mpifleet.ps.job import Job
 from mpifleet.roles import Role, Roles
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.util import Util, wait_for_all
+from mpifleet.watch import Watch, watch_alone
 
 _STARTED = "having reached fleet.init_worker() or fleet.run_server()"
 
@@ -61,9 +57,9 @@ class Session:
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
         self.roles: Roles | None = None
-        self._lifeline: Lifeline | None = None
+        self._watch: Watch | None = None
         self._job: Job | None = None
-        self._served = self._ended = False
+        self._served = False
         get_logger()
         env = read_launch_env()
         if env.launcher != "none" or "mpi4py.MPI" in sys.modules:
@@ -90,6 +86,8 @@ class Session:
         workers = worker_num if worker_num is not None else workers
         label = role or requested_role()
         if comm.size == 1 and not servers:
+            if env.launcher != "none":
+                watch_alone()
             return
         if servers is None and workers is not None:
             servers = comm.size - workers
@@ -99,34 +97,7 @@ class Session:
             )
         self._mpi = mpi
         self.roles = Roles.assign(mpi, comm, num_servers=servers, label=label, symmetric=symmetric)
-        self._watch(self.roles)
-
-    def _watch(self, roles: Roles) -> None:
-        """Connect the lifeline: from here on a dead, failed or frozen rank ends the job."""
-        rank, world = roles.world.rank, roles.world
-        name = roles.name_of(rank)
-        hub = Hub.open(listen_host(roles.one_node)) if rank == 0 else None
-        address = Address(*bcast_json(world, list(hub.address) if hub else None))
-        voice = None
-        if os.environ.get(LOG_DIR):
-            from mpifleet.ranklog import redirect
-
-            voice = redirect(roles.role.value, roles.index, rank, os.environ[LOG_DIR])
-        self._lifeline = Lifeline.connect(
-            address,
-            rank=rank,
-            size=world.size,
-            role=name,
-            roles=[roles.name_of(r) for r in range(world.size)],
-            stall_report_s=self.strategy.stall_report_s,
-            stall_end_s=self.strategy.stall_end_s,
-            voice=voice,
-            hub=hub,
-        )
-        set_prefix(f"rank {rank} ({name})")
-        # Exit handlers run last in, first out: a failing exit is seen before the clean end.
-        atexit.register(self._at_exit)
-        install_excepthook(self._lifeline)
+        self._watch = Watch(mpi, self.roles, self.strategy, self._end_together)
 
     # -- start ------------------------------------------------------------------------------------
 
@@ -147,9 +118,8 @@ class Session:
             raise ConfigError("call fleet.distributed_optimizer(...) before starting")
         if self._job is not None or self.exchange is not None:
             raise ConfigError("this rank has started already: init_worker() or run_server() twice")
-        if self._lifeline is not None:
-            strategy = self.strategy
-            self._lifeline.set_patience(strategy.stall_report_s, strategy.stall_end_s)
+        if self._watch is not None:
+            self._watch.set_patience(self.strategy)
         if self.roles is None:
             self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
         else:
@@ -269,21 +239,10 @@ class Session:
 
     # -- end --------------------------------------------------------------------------------------
 
-    def _at_exit(self) -> None:
-        """End together, or end the job: an exit handler's exception would end nothing."""
-        if self._ended or self.roles is None:
-            return
-        self._ended = True
-        assert self._lifeline is not None
-        try:
-            self._end_together(self.roles)
-        except Exception as error:
-            traceback.print_exc()
-            self._lifeline.fail(1, f"failed at exit: {type(error).__name__}: {error}")
-        self._lifeline.goodbye()
-
-    def _end_together(self, roles: Roles) -> None:
+    def _end_together(self) -> None:
         """Stop what was not stopped and free the windows. Collective."""
+        roles = self.roles
+        assert roles is not None
         if self._job is None:
             # A rank that leaves while others start would keep them waiting: they are told so.
             compare(roles, {_STARTED: "no"})
@@ -295,5 +254,3 @@ class Session:
         wait_for_all(roles.world)
         if self._job is not None:
             self._job.free()
-        with serial:
-            roles.world.Barrier()
