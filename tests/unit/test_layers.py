@@ -17,7 +17,7 @@ LAYERS = {
     "strategy_build strategy_configs strategy_fields strategy_kinds strategy_table",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
-    "exchanges": "allreduce exchange geo ps.exchange ps.job",
+    "exchanges": "allreduce exchange geo ps.exchange",
     "training": "embedding local_state models optimizer",
     "face": "compose fleet session util",
     "programs": "cli",
