@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.processes import environment, run
+from tools.processes import environment, exit_on_sigterm, run
 from tools.venvs import ROOT, SetUpError, install, pip_of, prepare
 
 CHECK = "import mpifleet, torch, h5py, mpi4py"
@@ -44,6 +44,7 @@ class Auc:
 
 def main() -> int:
     """Runs the demo and returns its exit status."""
+    exit_on_sigterm()
     try:
         venv = prepare("demo", "", CHECK)
         mpi = choose_mpi(venv)

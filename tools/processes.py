@@ -49,6 +49,11 @@ def environment(venv: Path | None = None, extra: Mapping[str, str] | None = None
     return result | dict(extra or {})
 
 
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM an ordinary exit of this program, so that `run` ends the child it waits for."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def run(
     command: Sequence[str | os.PathLike[str]],
     *,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
 from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
 from tools.prerequisites import install_system_packages, obstacle
-from tools.processes import environment, run
+from tools.processes import environment, exit_on_sigterm, run
 from tools.venvs import ROOT, SetUpError, prepare
 
 WHOLE_RUN_S = 880.0
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
         return 0
+    exit_on_sigterm()
     begin = time.monotonic()
     try:
         install_system_packages()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -152,6 +153,36 @@ class TestProcesses:
         assert time.monotonic() - begin < 20
         status = Path(f"/proc/{pid_file.read_text().strip()}/status")
         assert not status.exists() or "State:\tZ" in status.read_text()
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_ending_the_program_ends_the_command(self, tmp_path, number):
+        pid_file = tmp_path / "pid"
+        code = (
+            "import os, pathlib, signal\nfrom tools.processes import exit_on_sigterm, run\n"
+            "exit_on_sigterm()\n"
+            # A shell in the background has its children ignore SIGINT.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            f"run(['sh', '-c', 'echo $$ > {pid_file}; exec sleep 50'], env=os.environ, limit_s=60,"
+            " cwd=pathlib.Path('.'))"
+        )
+        program = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        deadline = time.monotonic() + 30
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child = int(pid_file.read_text())
+        program.send_signal(number)
+        try:
+            program.communicate(timeout=30)
+        finally:
+            program.kill()
+        assert program.returncode != 0
+        assert not Path(f"/proc/{child}").exists()
 
 
 def test_every_part_names_a_folder_that_is_there():
