@@ -147,6 +147,7 @@ def write_without_pause(place, until_s):
         with place.home.exclusive():
             half = len(rows) // 2
             rows[:half] = writes
+            time.sleep(20e-6)  # long enough for a reader that does not wait to see one half
             dense[:] = writes
             rows[half:] = writes
     return writes
@@ -191,6 +192,24 @@ def test_readers_and_writers_that_never_pause(comm, name, num_servers):
         seen = f"worker {place.roles.index}: {reads} reads, {torn} torn, {back} back"
     everyone = comm.allgather(seen)
     assert place.end(*facts), everyone
+
+
+@on_both
+@pytest.mark.ranks(2, 3, 4)
+def test_readers_wait_at_a_closed_gate(comm, name):
+    """A writer that only waits for its lock is let in before any reader that comes later."""
+    place = Place(comm, name, 1)
+    out = np.full((1, DIM), -1, np.float32)
+    if place.is_server:
+        place.home._set_gate(np.ones(1, np.int64))
+    comm.Barrier()
+    if place.is_server:
+        time.sleep(0.1)  # the readers are at the gate, the lock is free
+        with place.home.exclusive():
+            place.layouts[0].sparse_view(place.home.memory, 0)[:] = 7
+    else:
+        place.home.read_rows(0, 0, np.zeros(1, np.int64), out)
+    assert place.end(place.is_server or bool((out == 7).all()))
 
 
 @on_both
