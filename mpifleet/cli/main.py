@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+from mpifleet._version import __version__
 from mpifleet.cli import run
 from mpifleet.errors import FleetError
 
@@ -26,17 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mpifleet", description="MPI-native PyTorch training.")
-    parser.add_argument("--version", action="version", version=f"mpifleet {_version()}")
+    parser.add_argument("--version", action="version", version=f"mpifleet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run.add_parser(commands)
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("mpifleet")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":
