@@ -42,6 +42,8 @@ class Session:
     symmetric: even ranks are servers, odd ones workers.
     """
 
+    _watch: Watch | None = None
+
     def __init__(
         self,
         strategy: DistributedStrategy | None,
@@ -57,7 +59,6 @@ class Session:
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
         self.roles: Roles | None = None
-        self._watch: Watch | None = None
         self._job: Job | None = None
         self._served = False
         get_logger()
@@ -174,19 +175,25 @@ class Session:
         """Around a collective of workers: who waits in it is not waited for by others' sync steps.
 
         Without this, workers with fewer batches would wait in the collective for those that wait
-        for their steps. Collective over workers.
+        for their steps. Raises StallError when a worker has ended and will never come. Collective
+        over workers.
         """
-        exchange = self.exchange
-        if self.roles is None or exchange is None or self.strategy.mode != "sync":
+        roles, exchange = self.roles, self.exchange
+        if roles is None:
             yield
             return
-        exchange.pause()
-        wait_for_all(self.roles.group)
+        if exchange is not None:
+            exchange.pause()
+        wait_for_all(roles.group, self._gone)
         try:
             yield
         finally:
-            exchange.resume()
-            wait_for_all(self.roles.group)
+            if exchange is not None and self.strategy.mode == "sync":
+                exchange.resume()
+                wait_for_all(roles.group, self._gone)
+
+    def _gone(self) -> str:
+        return self._watch.gone(self.roles.worker_ranks) if self._watch and self.roles else ""
 
     def flush(self) -> None:
         """Return once this worker's pushes are applied; parameters are then the servers' own."""

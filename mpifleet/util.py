@@ -1,5 +1,6 @@
 """fleet.util: small collectives over the workers, the servers or all ranks, as Fleet names them."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.errors import ConfigError
+from mpifleet.errors import ConfigError, StallError
 from mpifleet.mpi import gather_json, mpi_type, serial
 from mpifleet.partition import file_shard
 from mpifleet.patience import Backoff
@@ -15,6 +16,7 @@ from mpifleet.roles import Role, Roles
 
 MODES = ("sum", "min", "max")
 WORLDS = ("worker", "server", "all")
+LAST_MESSAGE_S = 2.0
 
 
 class Util:
@@ -123,13 +125,23 @@ def _common_dtype(comm: Any, values: np.ndarray) -> np.dtype:
     return np.result_type(*(np.dtype(dtype) for _, dtype in facts))
 
 
-def wait_for_all(comm: Any) -> None:
-    """A barrier that sleeps while it waits. Collective."""
+def wait_for_all(comm: Any, gone: Callable[[], str] = str) -> None:
+    """A barrier that sleeps while it waits. Collective.
+
+    gone: who cannot come any more, in words, "" for nobody.  Raises StallError with these words.
+    """
     with serial:
         request = comm.Ibarrier()
     backoff = Backoff(long_sleep_s=1e-3, spins=20)
+    give_up_s = float("inf")
     while True:
         with serial:
             if request.Test():
                 return
+        missing = gone()
+        if missing:
+            # It may have come before it went: the barrier's last message is then on its way.
+            give_up_s = min(give_up_s, time.monotonic() + LAST_MESSAGE_S)
+            if time.monotonic() > give_up_s:
+                raise StallError(f"waiting for all in a collective call, but {missing}")
         backoff.pause()

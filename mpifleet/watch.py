@@ -3,7 +3,7 @@
 import atexit
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -66,8 +66,14 @@ class Watch:
         """Use a strategy's patience from now on; by every rank."""
         self._lifeline.set_patience(strategy.stall_report_s, strategy.stall_end_s)
 
+    def gone(self, ranks: Sequence[int]) -> str:
+        """Which of `ranks` will take part in nothing any more, in words; "" if all still may."""
+        names = [f"rank {r} ({self._roles.name_of(r)})" for r in ranks if r in self._lifeline.left]
+        return f"{', '.join(names)} came to the end of the script" if names else ""
+
     def _at_exit(self) -> None:
         """End together, or end the job: an exit handler's exception would end nothing."""
+        self._lifeline.leave()
         try:
             self._end_together()
             with serial:

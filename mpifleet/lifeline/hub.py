@@ -156,6 +156,8 @@ class Hub:
         elif kind == "patience":
             if rank.rank == 0:
                 self._stall_report_s, self._stall_end_s = message["report_s"], message["end_s"]
+        elif kind == "left":
+            self._tell_all(encode(kind="left", rank=rank.rank))
         elif kind == "goodbye":
             rank.said_goodbye = True
             if rank.rank == 0:

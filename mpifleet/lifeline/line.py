@@ -28,6 +28,7 @@ class Lifeline:
 
     def __init__(self, rank: int, roles: Sequence[str], voice: Voice, hub: Hub | None) -> None:
         self.said_goodbye = False
+        self.left: set[int] = set()
         self._rank = rank
         self._roles = tuple(roles)
         self._voice = voice
@@ -106,6 +107,10 @@ class Lifeline:
         if self._sock is not None:
             self._stall_report_s, self._stall_end_s = stall_report_s, stall_end_s
             self._send(encode(kind="patience", report_s=stall_report_s, end_s=stall_end_s))
+
+    def leave(self) -> None:
+        """Tell every rank, which finds it in `left`, that this one's script is at its end."""
+        self._send(encode(kind="left"))
 
     def goodbye(self) -> None:
         """Say that this rank ends as it should: its closed connection is then no failure.
@@ -202,6 +207,8 @@ class Lifeline:
             self._hub_node, self._hub_pid = message["hub_node"], message["hub_pid"]
         elif kind == "end":
             self._obey(message)
+        elif kind == "left":
+            self.left.add(message["rank"])
         elif kind == "leaving":
             self._hub_may_leave = True
 
