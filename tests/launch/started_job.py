@@ -88,7 +88,7 @@ class StartedJob:
         until_s = time.monotonic() + limit_s
         while not condition():
             self.pids()
-            assert time.monotonic() < until_s, f"not in {limit_s} s: {what}\n{self._output()}"
+            assert time.monotonic() < until_s, f"not in {limit_s} s: {what}\n{self.output()}"
             time.sleep(0.05)
 
     def wait_ready(self, ranks: int, limit_s: float = 40.0) -> dict[int, int]:
@@ -97,7 +97,7 @@ class StartedJob:
 
         def ready() -> bool:
             running = self.process.poll() is None or len(pattern.findall(self.stdout)) == ranks
-            assert running, f"ended before it was ready\n{self._output()}"
+            assert running, f"ended before it was ready\n{self.output()}"
             return len(pattern.findall(self.stdout)) == ranks
 
         self.wait_until(ready, limit_s, f"{ranks} ranks ready")
@@ -142,9 +142,10 @@ class StartedJob:
         self.process.wait()
         for path in self._segments:
             Path(path).unlink(missing_ok=True)
-        return [f"{line}\n{self._output()}" for line in left]
+        return [f"{line}\n{self.output()}" for line in left]
 
-    def _output(self) -> str:
+    def output(self) -> str:
+        """All that the job wrote so far, for a failed test's message."""
         return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}\n---"
 
 
