@@ -178,6 +178,33 @@ def test_a_save_among_async_pushes_has_every_flushed_one(comm, shared_tmp_path, 
     assert (rows == rows[:, :1]).all()
 
 
+@at_places()
+def test_a_save_has_every_push_that_was_delivered_before_it(comm, shared_tmp_path, place):
+    """Delivered is enough: what still lies in a lane is applied first."""
+
+    def counters():
+        table = SparseEmbedding("t", 5000, 8, initializer="zeros", dtype=torch.float64)
+        return table, torch.optim.SGD(table.parameters(), lr=1.0)
+
+    keys = torch.arange(5000)[:, None]
+
+    def work(worker):
+        for round_ in range(5):
+            (-worker.model(keys).sum()).backward()
+            worker.optimizer.step()  # without a flush
+            worker.optimizer.zero_grad()
+            worker.barrier()
+            if worker.index == 0:
+                worker.session.save(shared_tmp_path / str(round_))
+            worker.barrier()
+
+    run(comm, place, counters, work, sync=False)
+    for round_ in range(5):
+        with open_checkpoint(shared_tmp_path / str(round_)) as checkpoint:
+            rows = checkpoint.sparse_block("t", 0, 5000)["rows"]
+        np.testing.assert_array_equal(rows, (1 + round_) * place.workers)
+
+
 def misfit(worker, directory):
     error = ""
     try:

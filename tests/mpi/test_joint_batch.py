@@ -7,11 +7,12 @@ The oracle is plain torch: nn.functional, torch.optim for the dense part, tests/
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
 from mpifleet.embedding import SparseEmbedding
-from tests.mpi.jobs import TINY_BYTES, WORLD, Place, at_places, run
+from tests.mpi.jobs import TINY_BYTES, WORLD, Place, at_places, places, run
 from tests.oracles.lazy_rules import lazy_step
 
 ROWS, DIM, BATCH, SLOTS, INPUTS = 41, 4, 4, 3, 6
@@ -284,6 +285,79 @@ def test_same_bits_twice_and_at_any_home_mailbox_and_number_of_servers(comm, wor
             ]
             reference = reference or bits
             assert bits == reference, f"{place} differs"
+
+
+class DenseOnly(nn.Module):
+    """Two layers and no table."""
+
+    def __init__(self, inputs=INPUTS, width=40, outputs=1):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, width, dtype=torch.float64),
+            nn.Tanh(),
+            nn.Linear(width, outputs, dtype=torch.float64),
+        )
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+
+def train_dense(worker):
+    losses = []
+    for step in range(30):
+        inputs, _, targets = exact_batch(worker.index, step)
+        worker.optimizer.zero_grad()
+        loss = functional.mse_loss(worker.model(inputs).squeeze(1), targets)
+        loss.backward()
+        worker.optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: values.tobytes() for name, values in worker.dense().items()}
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("place", same_job_places(1), ids=str)
+def test_dense_parameters_of_one_worker_are_never_stale(comm, place, sync):
+    """Also in async mode: pushed first, pulled last, so the next forward sees the last step."""
+
+    def build():
+        model = DenseOnly()
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    (alone,) = run(comm, Place(0, 1), build, train_dense)
+    (result,) = run(comm, place, build, train_dense, sync=sync)
+    assert result == alone
+
+
+@pytest.mark.parametrize("place", [p for p in places() if p.home == "node"], ids=str)
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_a_classifier_of_digits_learns_without_any_table(comm, place, sync):
+    digits = load_digits()
+    inputs = torch.from_numpy(digits.data / 16.0)
+    targets = torch.from_numpy(digits.target.astype(np.int64))
+    held_out = slice(1500, None)
+
+    def build():
+        model = DenseOnly(inputs=64, width=48, outputs=10)
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def work(worker):
+        for start in range(worker.index * 25, 6 * 1500, worker.count * 25):
+            batch = torch.arange(start, start + 25) % 1500
+            worker.optimizer.zero_grad()
+            functional.cross_entropy(worker.model(inputs[batch]), targets[batch]).backward()
+            worker.optimizer.step()
+        worker.settled()
+        worker.optimizer.refresh()
+        with torch.no_grad():
+            hits = worker.model(inputs[held_out]).argmax(1) == targets[held_out]
+        worker.barrier()
+        return hits.double().mean().item(), worker.dense()
+
+    results = run(comm, place, build, work, sync=sync)
+    assert results[0][0] > 0.85
+    for _, dense in results:
+        for name, values in dense.items():
+            np.testing.assert_array_equal(values, results[0][1][name])
 
 
 class Uneven:
