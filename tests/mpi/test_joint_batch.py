@@ -328,6 +328,20 @@ def test_dense_parameters_of_one_worker_are_never_stale(comm, place, sync):
     assert result == alone
 
 
+def accuracy_alone(inputs, targets, batch_size):
+    """The same by torch in one process on the joint batches, from worker 0's first values."""
+    torch.manual_seed(7)
+    model = DenseOnly(inputs=64, width=48, outputs=10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for start in range(0, 3 * 1500, batch_size):
+        batch = torch.arange(start, start + batch_size) % 1500
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs[batch]), targets[batch]).backward()
+        optimizer.step()
+    hits = model(inputs[1500:]).argmax(1) == targets[1500:]
+    return hits.double().mean().item()
+
+
 @pytest.mark.parametrize("place", [p for p in places() if p.home == "node"], ids=str)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 def test_a_classifier_of_digits_learns_without_any_table(comm, place, sync):
@@ -341,7 +355,7 @@ def test_a_classifier_of_digits_learns_without_any_table(comm, place, sync):
         return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
     def work(worker):
-        for start in range(worker.index * 25, 6 * 1500, worker.count * 25):
+        for start in range(worker.index * 25, 3 * 1500, worker.count * 25):
             batch = torch.arange(start, start + 25) % 1500
             worker.optimizer.zero_grad()
             functional.cross_entropy(worker.model(inputs[batch]), targets[batch]).backward()
@@ -354,7 +368,9 @@ def test_a_classifier_of_digits_learns_without_any_table(comm, place, sync):
         return hits.double().mean().item(), worker.dense()
 
     results = run(comm, place, build, work, sync=sync)
-    assert results[0][0] > 0.85
+    assert results[0][0] > 0.75  # the last digits were written by others: 0.84 to 0.9 is usual
+    if sync:
+        assert abs(results[0][0] - accuracy_alone(inputs, targets, 25 * place.workers)) < 0.01
     for _, dense in results:
         for name, values in dense.items():
             np.testing.assert_array_equal(values, results[0][1][name])
