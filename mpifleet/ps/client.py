@@ -9,7 +9,7 @@ import numpy as np
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.homes import Home
-from mpifleet.ps.mailbox import Lane, WorkerMailbox
+from mpifleet.ps.mailbox import Lane, WorkerMailbox, lanes_of
 from mpifleet.ps.message import Kind, dense_arrays, lay_out, rows_arrays
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
@@ -26,6 +26,7 @@ class Client:
         self._layouts = layouts
         self._home = home
         self._mailbox = mailbox
+        self._lanes = lanes_of(self.specs)
         self._remote = [s for s in range(self.num_servers) if not home.reaches(s)]
 
     # -- push -------------------------------------------------------------------------------------
@@ -90,9 +91,9 @@ class Client:
     def announce(self, kind: Kind) -> None:
         """Tell all servers STOP, PAUSE or RESUME; returns when they know, all before applied."""
         for server in range(self.num_servers):
-            for lane in (Lane.DENSE, Lane.ROWS):
+            for lane in self._lanes:
                 self._mailbox.post(server, lane, kind)
-        self.wait_applied((Lane.DENSE, Lane.ROWS))
+        self.wait_applied(self._lanes)
 
     def version(self) -> int:
         """Steps that the servers have applied."""

@@ -17,6 +17,7 @@ from mpifleet.errors import ConfigError
 from mpifleet.partition import ALIGN_BYTES, align, pieces
 from mpifleet.patience import Patience
 from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Sections, join
+from mpifleet.ps.spec import TableSpecs
 from mpifleet.window import Window
 
 
@@ -27,6 +28,12 @@ class Lane(enum.IntEnum):
     ROWS = 1
     REQUEST = 2
     REPLY = 3
+
+
+def lanes_of(specs: TableSpecs) -> list[Lane]:
+    """The lanes in which a job pushes. Nobody takes turns in another, so nobody speaks there."""
+    tables = {Lane.DENSE: specs.dense, Lane.ROWS: specs.sparse}
+    return [lane for lane in tables if tables[lane]]
 
 
 EMPTY = 0
@@ -257,45 +264,3 @@ class ServerMailbox:
         self._window.sync()
         self._window.store(self._rank, offset, np.array([value], np.int64))
         self._window.flush(self._rank)
-
-
-class Assembler:
-    """Puts the pieces of a lane's messages together, one worker's at a time.
-
-    A message that came in one piece is handed out as a view of the lane itself. One that did not is
-    staged: memory is one message however many workers there are, the others wait in their lanes.
-    """
-
-    def __init__(self, mailbox: ServerMailbox, lane: Lane) -> None:
-        self._mailbox = mailbox
-        self._lane = lane
-        self._worker: int | None = None
-        self._staged = np.empty(0, np.uint8)
-
-    def admits(self, worker: int) -> bool:
-        """False where the lane holds a piece and another worker's message is being staged."""
-        if self._worker in (None, worker):
-            return True
-        header = self._mailbox.header(worker, self._lane)
-        return header.num_bytes == header.total_bytes
-
-    def take(self, worker: int) -> tuple[Header, np.ndarray] | None:
-        """(header, message) when worker's full lane completes a message, else None.
-
-        The lane of a complete message stays full: the caller clears it when it is done.
-        """
-        header = self._mailbox.header(worker, self._lane)
-        payload = self._mailbox.payload(worker, self._lane, header.num_bytes)
-        if header.num_bytes == header.total_bytes:
-            return header, payload
-        if self._worker not in (None, worker):
-            return None
-        if self._worker is None:
-            self._worker = worker
-            self._staged = np.empty(header.total_bytes, np.uint8)
-        self._staged[header.start : header.start + header.num_bytes] = payload
-        if header.start + header.num_bytes < header.total_bytes:
-            self._mailbox.clear(worker, self._lane)
-            return None
-        message, self._worker = self._staged, None
-        return header, message

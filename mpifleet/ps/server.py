@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpifleet.patience import Backoff
+from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.finite import FiniteGuard
-from mpifleet.ps.mailbox import Assembler, Lane, ServerMailbox
+from mpifleet.ps.mailbox import Lane, ServerMailbox, lanes_of
 from mpifleet.ps.merge import DenseMerger, RowsMerger
 from mpifleet.ps.message import Header, Kind, decode_dense, decode_rows
 from mpifleet.ps.shard import Shard
@@ -234,13 +235,16 @@ class ParameterServer:
         progress: Callable[[], None],
     ) -> None:
         make = SyncPart if sync else AsyncPart
-        num_workers = mailbox.layout.num_workers
-        parts = [
-            make(Gradients(shard, mailbox, lane, skip_nonfinite), num_workers)
+        used = lanes_of(shard.layout.specs)
+        parts = {
+            lane: make(
+                Gradients(shard, mailbox, lane, skip_nonfinite),
+                mailbox.layout.num_workers if lane in used else 0,
+            )
             for lane in (Lane.DENSE, Lane.ROWS)
-        ]
-        self._dense: Part = parts[0]
-        self._rows: Part = parts[1]
+        }
+        self._dense: Part = parts[Lane.DENSE]
+        self._rows: Part = parts[Lane.ROWS]
         self._requests = Requests(shard, mailbox, handlers)
         self._mailbox = mailbox
         self._progress = progress

@@ -7,7 +7,8 @@ import pytest
 
 from mpifleet.errors import StallError
 from mpifleet.patience import Backoff, Patience
-from mpifleet.ps.mailbox import Assembler, Lane, MailboxLayout, ServerMailbox, WorkerMailbox
+from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox
 from mpifleet.ps.message import Header, Kind, lay_out
 from mpifleet.window import Window
 from tests.mpi.outcomes import raised, together

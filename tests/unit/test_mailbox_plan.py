@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mpifleet.errors import ConfigError
-from mpifleet.ps.mailbox import MIN_LANE_BYTES, Assembler, Lane, MailboxLayout, plan
+from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.mailbox import MIN_LANE_BYTES, Lane, MailboxLayout, plan
 from mpifleet.ps.message import HEADER_BYTES, Header, Kind
 from tests.unit.lanes import Lanes
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpifleet.errors import NonFiniteGradient
-from mpifleet.ps.mailbox import Lane
+from mpifleet.ps.mailbox import Lane, lanes_of
 from mpifleet.ps.message import Kind, dense_arrays, join, lay_out, rows_arrays
 from mpifleet.ps.server import ParameterServer
 from mpifleet.ps.shard import Shard
@@ -16,16 +16,18 @@ DIM = 2
 SGD = HYPERS["sgd"][None]  # rate 0.5
 NOTHING = np.empty(0, np.uint8)
 SPECS = TableSpecs((dense_spec("dense0", (16,)),), (sparse_spec("emb", 8, DIM),))
+ROWS_ONLY, DENSE_ONLY = TableSpecs((), SPECS.sparse), TableSpecs(SPECS.dense, ())
 
 
 class Server:
     """A server of one dense and one sparse table of zeros, turned by hand."""
 
-    def __init__(self, num_workers, *, sync, skip=False):
+    def __init__(self, num_workers, *, sync, skip=False, specs=SPECS):
         self.lanes = Lanes(num_workers)
-        self.layout = layouts(SPECS, 1)[0]
+        self.layout = layouts(specs, 1)[0]
         memory = np.zeros(self.layout.num_bytes, np.uint8)
-        self.shard = Shard(self.layout, memory, SGD, SGD)
+        hypers = SGD[: len(specs.dense)], SGD[: len(specs.sparse)]
+        self.shard = Shard(self.layout, memory, *hypers)
         self.saved = []
         self.loop = ParameterServer(
             self.shard,
@@ -67,7 +69,7 @@ class Server:
         self.lanes.deliver(worker, Lane.DENSE, message)
 
     def stop(self, worker):
-        for lane in (Lane.DENSE, Lane.ROWS):
+        for lane in lanes_of(self.layout.specs):
             self.lanes.deliver(worker, lane, NOTHING, kind=Kind.STOP)
 
     def version(self, lane):
@@ -139,6 +141,72 @@ def test_sync_takes_the_mean_of_those_still_active():
     server.stop(0)
     server.turn()
     server.loop.run()  # nobody is left: returns at once
+
+
+def announce(server, worker, kind):
+    """What a worker says in all its lanes; the server has heard it when this returns."""
+    for lane in lanes_of(server.layout.specs):
+        server.lanes.deliver(worker, lane, NOTHING, kind=kind)
+    server.turn()
+    assert not server.lanes.server.poll()[worker].any()
+
+
+def test_sync_does_not_wait_for_a_worker_that_pauses():
+    server = Server(3, sync=True, specs=ROWS_ONLY)
+    server.push_rows(0, [1], 4.0)
+    announce(server, 1, Kind.PAUSE)
+    server.push_rows(2, [1], 2.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-1.5] * DIM
+    announce(server, 0, Kind.PAUSE)
+    server.push_rows(2, [1], 2.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-2.5] * DIM
+    announce(server, 2, Kind.PAUSE)
+    for worker in (2, 0, 1):  # together again, in any order
+        announce(server, worker, Kind.RESUME)
+    for worker in (1, 2):
+        server.push_rows(worker, [1], 3.0)
+        server.turn()
+        assert server.rows[1].tolist() == [-2.5] * DIM
+    server.push_rows(0, [1], 3.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-4.0] * DIM
+    assert server.version(Lane.ROWS) == 3
+
+
+def test_a_worker_may_stop_while_it_pauses():
+    server = Server(2, sync=True)
+    announce(server, 0, Kind.PAUSE)
+    server.stop(0)
+    server.push_rows(1, [1], 2.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-1.0] * DIM
+    server.stop(1)
+    server.loop.run()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("specs", [ROWS_ONLY, DENSE_ONLY, SPECS], ids=["rows", "dense", "both"])
+def test_the_loop_ends_when_all_have_stopped_in_the_lanes_they_use(specs, sync):
+    """The last worker stops first: it need not wait for the others in a lane nobody uses."""
+    server = Server(2, sync=sync, specs=specs)
+    for lane in lanes_of(specs):
+        push = server.push_rows if lane is Lane.ROWS else server.push_dense
+        push(0, *([[1]] if lane is Lane.ROWS else []), 2.0)
+    server.stop(1)
+    server.turn()
+    assert not server.lanes.server.poll().any(), "all was heard"
+    assert all(server.version(lane) == 1 for lane in lanes_of(specs))
+    server.stop(0)
+    server.loop.run()
+
+
+@pytest.mark.parametrize("kind", [Kind.PAUSE, Kind.RESUME])
+def test_pauses_mean_nothing_in_async_mode(kind):
+    server = Server(2, sync=False)
+    announce(server, 0, kind)
+    assert server.version(Lane.ROWS) == 0, "no update"
 
 
 @pytest.mark.parametrize("sync", [False, True])
