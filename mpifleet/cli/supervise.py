@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from mpifleet.cli.rank_processes import RankProcesses
 from mpifleet.lifeline.segments import is_segment, mapped_segments, unlink_segments
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -60,8 +62,9 @@ def run(
         print(f"mpifleet: error: cannot start {command[0]}: {error}", file=sys.stderr)
         return 127
     stopper = _Stopper(child, is_srun)
-    with stopper.installed():
-        reason, told = _copy_stderr(child, stopper)
+    ranks = RankProcesses(child.pid, 0 if is_srun else len(roles))
+    with stopper.installed(), contextlib.closing(ranks):
+        reason, told = _copy_stderr(child, stopper, ranks)
         status = child.wait()
     if not is_srun:
         kill_session(child.pid)
@@ -72,6 +75,7 @@ def run(
     if status:
         remove_leftovers(started_s)
         last = reason or _from_launcher(told, Path(command[0]).name, roles)
+        last = last or _from_processes(ranks.first_gone, roles)
         if not last or (stopper.signals and not reason):
             last = f"mpifleet: the job ended with exit status {status}".encode()
         _write(2, last + b"\n")
@@ -135,7 +139,9 @@ class _Stopper:
         self._child.kill()
 
 
-def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> tuple[bytes, bytes]:
+def _copy_stderr(
+    child: subprocess.Popen[bytes], stopper: _Stopper, ranks: RankProcesses
+) -> tuple[bytes, bytes]:
     """Copy the child's stderr to ours as it comes.
 
     Returns the last line in which ranks say why the job ended, and the first in which the
@@ -148,7 +154,10 @@ def _copy_stderr(child: subprocess.Popen[bytes], stopper: _Stopper) -> tuple[byt
         if child.poll() is not None and until_s == float("inf"):
             # Something that outlived the launcher may still hold the pipe: do not wait for it.
             until_s = time.monotonic() + 1.0
-        if not select.select([fd], [], [], 0.1)[0]:
+        ranks.look()
+        ready = select.select([fd, *ranks.descriptors], [], [], 0.1)[0]
+        ranks.note([other for other in ready if other != fd])
+        if fd not in ready:
             continue
         chunk = os.read(fd, 65536)
         if not chunk:
@@ -176,6 +185,12 @@ def _from_launcher(told: bytes, launcher: str, roles: Sequence[str]) -> bytes:
     node = (found["host"] or found["node"] or b"").decode(errors="replace")
     place = f" on {node}" if node else ""
     return f"mpifleet: rank {rank}{role}{place} ended early, as {launcher} reports".encode()
+
+
+def _from_processes(gone: Sequence[int], roles: Sequence[str]) -> bytes:
+    """Our last line from the ranks that were seen to end first; empty if none was."""
+    names = ", ".join(f"rank {rank} ({roles[rank]})" for rank in gone if rank < len(roles))
+    return f"mpifleet: {names} on {socket.gethostname()} died".encode() if names else b""
 
 
 def kill_session(session: int, but: int = 0) -> list[int]:

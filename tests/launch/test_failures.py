@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -85,6 +86,16 @@ def test_a_rank_killed_before_it_holds_a_lifeline_is_named(start_job, tmp_path, 
     assert job.wait(40) == 137
     words = f"mpifleet: rank {rank} ({ROLES[rank]}) on {HOST} ended early, as "
     assert job.last_line().startswith(words)
+
+
+@pytest.mark.parametrize("delay_s", ["0.0", "0.03", "0.1", "0.3"])
+def test_a_rank_killed_in_mpi_init_is_named(start_job, delay_s):
+    """Open MPI 5's launcher says nothing of it in the first moments."""
+    script = str(Path(JOB).with_name("killed_in_init.py"))
+    job = start_job(run_command(1, 2, script, delay_s))
+    assert job.wait(40) == 137
+    words = rf"mpifleet: rank 1 \(worker 1\) on {HOST} (died|ended early, as \w+ reports)"
+    assert re.fullmatch(words, job.last_line()), job.output()
 
 
 def test_exit_status_of_a_rank_is_the_jobs(start_job):

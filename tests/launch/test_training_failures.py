@@ -1,4 +1,4 @@
-"""A training job in which something goes wrong ends soon, non-zero, and says who, what and where."""
+"""A training job in which something goes wrong ends soon, non-zero, and says who and what."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_frozen_rank_of_a_training_job_is_reported_then_ended(start_job, tmp_p
     job.wait_until(lambda: "no sign of life" in job.stderr, 5, "the silence is reported")
     assert who in next(line for line in job.stderr.splitlines() if "no sign of life" in line)
     assert job.wait(LIMIT_S) != 0
-    assert 4.0 < time.monotonic() - began_s
+    assert time.monotonic() - began_s > 4.0
     # Who waits for the frozen rank may lose its patience first; it says for whom it waited.
     said = job.last_line()
     missing = f"{who} silent for"
