@@ -45,11 +45,10 @@ def place(nodes: Sequence[int], num_servers: int) -> list[Role]:
     quota: Counter[int] = Counter()
     turn = sorted(free)
     while sum(quota.values()) < num_servers:
-        # A node keeps a worker as long as another node can take the server.
-        spare = [n for n in turn if quota[n] < free[n] - 1] or [
-            n for n in turn if quota[n] < free[n]
-        ]
-        quota[min(spare, key=lambda node: (quota[node], node))] += 1
+        # A node keeps a worker as long as another node can take the server, rank 0's the longest.
+        spare = [n for n in turn if quota[n] < free[n] - 1]
+        spare = spare or [n for n in reversed(turn) if quota[n] < free[n]]
+        quota[min(spare, key=lambda node: quota[node])] += 1
     roles = [Role.WORKER] * size
     for rank in range(size - 1, -1, -1):
         if quota[nodes[rank]]:
@@ -128,7 +127,14 @@ class Roles:
         world = comm.Dup()
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
         nodes = tuple(gather_json(world, bcast_json(node, world.rank)))
-        labels = gather_json(world, label)
+        asked = gather_json(world, [label, num_servers, symmetric])
+        for rank, (_, *theirs) in enumerate(asked):
+            if theirs != asked[0][1:]:
+                raise ConfigError(
+                    f"ranks disagree on [number of servers, symmetric]: rank 0 has {asked[0][1:]}, "
+                    f"rank {rank} has {theirs}"
+                )
+        labels = [text for text, *_ in asked]
         if any(labels):
             roles = from_labels([text or "" for text in labels])
         elif symmetric:

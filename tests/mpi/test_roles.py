@@ -116,3 +116,10 @@ def test_a_missing_role_is_an_error_on_every_rank(comm, label):
         assert message == ""  # holds its tables itself
     else:
         assert together(comm, message == f"none of the {comm.size} ranks is a {missing}")
+
+
+@pytest.mark.ranks(3, 4)
+def test_ranks_that_ask_for_different_numbers_of_servers_are_told(comm):
+    asked = 2 if comm.rank == 1 else 1
+    text = raised(ConfigError, lambda: Roles.assign(MPI, comm, num_servers=asked))
+    assert together(comm, "rank 0 has [1, False], rank 1 has [2, False]" in text)

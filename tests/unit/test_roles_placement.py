@@ -29,10 +29,10 @@ def nodes_of(text):
         ("0000", 2, "wwSS"),
         ("0011", 1, "wSww"),
         ("0011", 2, "wSwS"),
-        ("0011", 3, "SSwS"),
+        ("0011", 3, "wSSS"),
         ("0101", 2, "wwSS"),  # ranks dealt out over the nodes one by one
         ("001122", 3, "wSwSwS"),
-        ("001122", 4, "SSwSwS"),
+        ("001122", 4, "wSwSSS"),
         ("0001", 2, "wSSw"),  # a node with one rank keeps its worker while another has room
         ("0001", 3, "wSSS"),
         ("0111", 2, "wwSS"),
