@@ -9,6 +9,10 @@ from mpifleet.ps.exchange import LocalExchange
 from mpifleet.ps.job import Settings
 from mpifleet.strategy import DistributedStrategy
 
+# A frozen rank keeps others waiting: the lifeline, which knows who is frozen, is to end the job
+# before one of those gives up and names whom it waited for.
+LIFELINE_FIRST_S = 3.0
+
 
 def job_settings(strategy: DistributedStrategy) -> Settings:
     """What the strategy says about a parameter-server job."""
@@ -17,7 +21,7 @@ def job_settings(strategy: DistributedStrategy) -> Settings:
         home=strategy.table_home,
         skip_nonfinite=strategy.nonfinite == "skip",
         mailbox_bytes=strategy.mailbox_mib << 20,
-        patience=Patience(strategy.stall_report_s, strategy.stall_end_s),
+        patience=Patience(strategy.stall_report_s, strategy.stall_end_s + LIFELINE_FIRST_S),
     )
 
 
