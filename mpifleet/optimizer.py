@@ -11,7 +11,7 @@ from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange, Gradients
 from mpifleet.ps.initializers import table_seed
-from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_of_group
+from mpifleet.ps.rule_spec import HYPER_SIZE, RuleSpec, hyper_of_group, rule_of_group
 from mpifleet.ps.spec import DenseSpec, ParamSpec, SparseSpec, TableSpecs
 
 Group = dict[str, Any]
@@ -99,13 +99,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the wrapped optimizer has {len(groups)} param groups, it had {self._num_groups} "
                 "when it was wrapped: add groups before fleet.distributed_optimizer(...)"
             )
-        dense = np.zeros((len(self.specs.dense), HYPER_SIZE))
-        for row, spec, group in zip(dense, self.specs.dense, self._dense_groups, strict=True):
-            row[:] = hyper_of_group(spec.rule, groups[group])
-        sparse = np.zeros((len(self.specs.sparse), HYPER_SIZE))
-        for row, table, owner in zip(sparse, self.specs.sparse, self._sparse_groups, strict=True):
-            row[:] = hyper_of_group(table.rule, groups[owner or 0])
-        return dense, sparse
+        dense = [
+            self._hyper(spec.rule, group)
+            for spec, group in zip(self.specs.dense, self._dense_groups, strict=True)
+        ]
+        sparse = [
+            self._hyper(table.rule, owner or 0)
+            for table, owner in zip(self.specs.sparse, self._sparse_groups, strict=True)
+        ]
+        none = np.zeros((0, HYPER_SIZE))
+        return np.vstack([none, *dense]), np.vstack([none, *sparse])
+
+    def _hyper(self, rule: RuleSpec, number: int) -> np.ndarray:
+        group = self.param_groups[number]
+        now = rule_of_group(self._inner, group)
+        if now != rule:
+            raise ConfigError(
+                f"param group {number} asks for {now}, its tables were made for {rule}: a rule "
+                "cannot change after fleet.distributed_optimizer(...)"
+            )
+        return hyper_of_group(rule, group)
 
     # -- start ------------------------------------------------------------------------------------
 

@@ -150,6 +150,15 @@ def test_reduce_on_plateau(on_inner):
     assert inner.param_groups[0]["lr"] < 0.1 / 4
 
 
+def test_a_rule_that_changes_later_is_refused():
+    model = net()
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss_of(model, batches(1)[0]).backward()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ConfigError, match=r"param group 0 asks for .*momentum.*made for .*sgd"):
+        optimizer.step()
+
+
 def test_rates_restored_by_load_state_dict_are_used():
     for restored in ("ours", "the wrapped"):
         model = net()
