@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save", help="write a checkpoint there, every tenth step and at the end")
     parser.add_argument("--load", help="start from a checkpoint")
     parser.add_argument("--meet", action="store_true", help="workers meet before they stop")
+    parser.add_argument("--apart", help="work in the folder there that has the node's name")
     parser.add_argument("--stall", type=float, nargs=2, metavar=("REPORT_S", "END_S"))
     parser.add_argument("actions", nargs="*")
     return parser.parse_args()
@@ -135,6 +136,8 @@ def digest(model: Clicks) -> str:
 def main() -> None:
     global who
     args = parse()
+    if args.apart:
+        os.chdir(f"{args.apart}/{os.environ['SLURMD_NODENAME']}")
     enter("init")
     fleet.init()
     is_server = fleet.is_server()
