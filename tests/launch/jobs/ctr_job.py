@@ -15,6 +15,7 @@ Worker 0 prints "digest HEX", which covers every parameter and row, and "done".
 """
 
 import argparse
+import atexit
 import hashlib
 import os
 import sys
@@ -138,6 +139,8 @@ def main() -> None:
     args = parse()
     if args.apart:
         os.chdir(f"{args.apart}/{os.environ['SLURMD_NODENAME']}")
+    # Exit handlers run last in, first out: this one when MPI has ended and nobody watches any more.
+    atexit.register(enter, "gone")
     enter("init")
     fleet.init()
     is_server = fleet.is_server()
