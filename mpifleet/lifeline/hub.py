@@ -240,7 +240,7 @@ class Hub:
     def _finish(self, now_s: float, until_s: float, status: int, text: str) -> None:
         if now_s >= until_s or not any(number != 0 for number in self._ranks):
             self.voice.flush()
-            self.voice.say(text)
+            self.voice.say_last(text)
             end_process(status, self.voice)
 
     def _tell_all(self, message: bytes) -> None:

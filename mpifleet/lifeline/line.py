@@ -238,7 +238,7 @@ class Lifeline:
         if self._speaks:
             self._voice.flush()
             time.sleep(ALONE_LINGER_S)
-            self._voice.say(text)
+            self._voice.say_last(text)
         end_process(status, self._voice)
 
     def _on_signal(self, number: int, now_s: float) -> None:

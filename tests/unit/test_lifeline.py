@@ -364,3 +364,26 @@ def test_rank_segments_of_a_process_without_mpi():
     assert not segments.complete
     segments.restore(0)
     assert not [path for path in segments.paths if Path(path).exists()]
+
+
+def test_nothing_of_the_process_is_shown_after_its_last_words():
+    chatter = (
+        "import os, threading, time\n"
+        "from mpifleet.lifeline.ending import Voice, end_process\n"
+        "def chatter():\n"
+        "    while True:\n"
+        "        os.write(2, b'noise\\n')\n"
+        "        time.sleep(0.001)\n"
+        "threading.Thread(target=chatter, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+        "voice = Voice()\n"
+        "voice.say_last('the end')\n"
+        "time.sleep(0.1)\n"
+        "end_process(3, voice)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", chatter], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines().count("noise") > 1
+    assert ended.stderr.splitlines()[-1] == "mpifleet: the end"
