@@ -13,41 +13,35 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.launch import is_launched, run_job
-from benchmarks.report import (
-    Comparison,
-    Figure,
-    Goal,
-    compare,
-    interleave,
-    missed,
-    plain,
-    print_figures,
+from benchmarks.report import Comparison, Goal, missed, print_figures
+from benchmarks.row_workload import (
+    DIM,
+    LOOP,
+    NUM_ROWS,
+    QUICK_ROUNDS,
+    RATE,
+    ROUNDS,
+    TAKE,
+    Pull,
+    check_pull,
+    check_tables,
+    key_sets,
+    pull_figures,
+    push_figures,
+    wait_in_mpi,
 )
 
 if TYPE_CHECKING:
     from benchmarks.raw_roads import RawTables
     from benchmarks.table_roads import TableRoads
 
-Pull = Callable[[np.ndarray], np.ndarray]
-"""Rows of distinct keys: int64 [n] -> float32 [n, dim]."""
-Push = Callable[[np.ndarray, np.ndarray], object]
-"""Distinct keys int64 [n] and their gradients float32 [n, dim], applied when it returns."""
-
 NUM_RANKS, WORKER, SERVER = 2, 0, 1
-NUM_ROWS, DIM, PULLED = 1_048_576, 16, 10_000
-RATE = 0.01
-KEY_SETS = 16
-ROUNDS, QUICK_ROUNDS = 31, 5
-CALLS, LOOP_CALLS = 8, 1  # of one road in one round
-
-TAKE, LOOP, INDEX_ADD = "numpy take", "loop of Get", "torch index_add_"
 PULL_COMPARISONS = [
     Comparison("node home pull", TAKE, Goal(2.0, at_most=True)),
     Comparison("node home pull", LOOP, Goal(20.0, at_most=False), speedup=True),
@@ -59,12 +53,7 @@ PULL_COMPARISONS = [
     Comparison("raw load", TAKE),
     Comparison("raw indexed Get", TAKE),
 ]
-
-
-def key_sets() -> list[np.ndarray]:
-    """KEY_SETS arrays of distinct random keys, int64 [PULLED]."""
-    random = np.random.default_rng(0)
-    return [random.choice(NUM_ROWS, PULLED, replace=False) for _ in range(KEY_SETS)]
+PUSH_GOAL = Goal(3.0, at_most=True)
 
 
 def pull_roads(raw: RawTables, node: TableRoads, world: TableRoads) -> dict[str, Pull]:
@@ -77,75 +66,26 @@ def pull_roads(raw: RawTables, node: TableRoads, world: TableRoads) -> dict[str,
     }
 
 
-def check_pulls(raw: RawTables, tables: Sequence[TableRoads], keys: np.ndarray) -> None:
+def check_roads(raw: RawTables, tables: Sequence[TableRoads], keys: np.ndarray) -> None:
     """See that every road gives the bytes that its table was filled with.
 
     Raises AssertionError naming the road.
     """
     from benchmarks.raw_roads import rows_of
 
-    roads = {name: (pull, rows_of(keys, DIM)) for name, pull in raw.pulls().items()}
-    for table in tables:
-        roads[f"{table.home} home pull"] = (table.pull, table.first_rows(keys))
-        sorted_rows = table.first_rows(np.sort(keys))
-        roads[f"{table.home} home pull, any keys"] = (table.pull_any, sorted_rows)
-    for name, (pull, expected) in roads.items():
-        if pull(keys).tobytes() != expected.tobytes():
-            raise AssertionError(f"{name} gives other rows than the table holds")
-
-
-def pull_figures(
-    pulls: Mapping[str, Pull], keys: Sequence[np.ndarray], rounds: int
-) -> list[Figure]:
-    """Times of all roads of a pull."""
-    roads = {
-        name: lambda call, pull=pull: pull(keys[call % len(keys)]) for name, pull in pulls.items()
-    }
-    return figures_of(roads, PULL_COMPARISONS, rounds)
-
-
-def push_figures(
-    name: str, push: Push, index_add: Push, keys: Sequence[np.ndarray], rounds: int
-) -> list[Figure]:
-    """Times of one road of a push and of torch's index_add_ on private memory."""
-    grads = np.full((PULLED, DIM), 0.5, np.float32)
-    roads = {
-        road: lambda call, push=push: push(keys[call % len(keys)], grads)
-        for road, push in ((name, push), (INDEX_ADD, index_add))
-    }
-    return figures_of(roads, [Comparison(name, INDEX_ADD, Goal(3.0, at_most=True))], rounds)
-
-
-def figures_of(
-    roads: Mapping[str, Callable[[int], object]], comparisons: Sequence[Comparison], rounds: int
-) -> list[Figure]:
-    """A figure for every comparison, and a plain one for every road that none of them measures."""
-    times = interleave(roads, rounds, dict.fromkeys(roads, CALLS) | {LOOP: LOOP_CALLS})
-    compared = {asked.road for asked in comparisons}
-    figures = [plain(name, seconds) for name, seconds in times.items() if name not in compared]
-    return figures + [compare(times, asked) for asked in comparisons]
+    for name, pull in raw.pulls().items():
+        check_pull(name, pull(keys), rows_of(keys, DIM))
+    check_tables(tables, keys)
 
 
 def work(raw: RawTables, tables: Sequence[TableRoads], rounds: int) -> None:
     """The worker's part: check, measure, print, and let the server's tables end one by one."""
     keys = key_sets()
-    check_pulls(raw, tables, keys[0])
-    print_figures(pull_figures(pull_roads(raw, *tables), keys, rounds))
+    check_roads(raw, tables, keys[0])
+    print_figures(pull_figures(pull_roads(raw, *tables), PULL_COMPARISONS, keys, rounds))
     for table in tables:
-        name = f"{table.home} home push"
-        print_figures(push_figures(name, table.push, _index_add(raw), keys, rounds))
+        print_figures(push_figures(table, raw.private, PUSH_GOAL, keys, rounds))
         table.stop()
-
-
-def _index_add(raw: RawTables) -> Push:
-    return lambda keys, grads: raw.index_add(keys, grads, RATE)
-
-
-def wait_in_mpi(comm: Any) -> None:
-    """Wait for all ranks without taking the core from those that measure. Collective."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.001)
 
 
 def measure(rounds: int) -> None:

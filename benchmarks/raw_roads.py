@@ -23,11 +23,35 @@ def rows_of(keys: np.ndarray, dim: int) -> np.ndarray:
     return ((keys[:, None] * dim + np.arange(dim)) % 2**24).astype(np.float32)
 
 
+class PrivateTable:
+    """A table of `num_rows` rows in this process's own memory, for the roads without MPI.
+
+    rows: float32 [num_rows, dim].
+    """
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        self.rows = rows_of(np.arange(num_rows), dim)
+
+    def take(self, keys: np.ndarray) -> np.ndarray:
+        """Rows of `keys` by numpy."""
+        return self.rows.take(keys, axis=0)
+
+    def index_select(self, keys: np.ndarray) -> np.ndarray:
+        """Rows of `keys` by torch."""
+        table = torch.from_numpy(self.rows)
+        return torch.index_select(table, 0, torch.from_numpy(keys)).numpy()
+
+    def index_add(self, keys: np.ndarray, grads: np.ndarray, rate: float) -> None:
+        """sgd by torch: what a push is measured against."""
+        table = torch.from_numpy(self.rows)
+        table.index_add_(0, torch.from_numpy(keys), torch.from_numpy(grads), alpha=-rate)
+
+
 class RawTables:
     """One table of `num_rows` rows on rank `server`, in a shared and in a one-sided window.
 
     mpi: the mpi4py.MPI module.  Building and freeing are collective over `comm`, whose ranks must
-    share one node.  The reading rank also holds a private copy, for the roads without MPI.
+    share one node.  The reading rank also holds a private copy.
     """
 
     def __init__(self, mpi: ModuleType, comm: Any, num_rows: int, dim: int, server: int) -> None:
@@ -39,11 +63,10 @@ class RawTables:
         own = np.frombuffer(self._remote.tomemory(), np.uint8)
         self._start: int = comm.bcast(_to_line(own), server)
         self._loaded = self._table(self._shared.Shared_query(server)[0], num_rows)
-        self.private = np.empty((0 if comm.rank == server else num_rows, dim), np.float32)
+        self.private = PrivateTable(0 if comm.rank == server else num_rows, dim)
         if comm.rank == server:
             self._fill(self._shared, self._loaded)
             self._fill(self._remote, self._table(own, num_rows))
-        self.private[:] = rows_of(np.arange(len(self.private)), dim)
         comm.Barrier()
 
     def _table(self, memory: Any, num_rows: int) -> np.ndarray:
@@ -64,21 +87,12 @@ class RawTables:
     def pulls(self) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
         """The roads of a pull by name, all of which return the same rows."""
         return {
-            "numpy take": self.take,
-            "torch index_select": self.index_select,
+            "numpy take": self.private.take,
+            "torch index_select": self.private.index_select,
             "loop of Get": self.loop_of_gets,
             "raw load": self.load,
             "raw indexed Get": self.indexed_get,
         }
-
-    def take(self, keys: np.ndarray) -> np.ndarray:
-        """numpy, out of private memory."""
-        return self.private.take(keys, axis=0)
-
-    def index_select(self, keys: np.ndarray) -> np.ndarray:
-        """torch, out of private memory."""
-        table = torch.from_numpy(self.private)
-        return torch.index_select(table, 0, torch.from_numpy(keys)).numpy()
 
     def loop_of_gets(self, keys: np.ndarray) -> np.ndarray:
         """One Get per row in one shared epoch: the road nobody should take."""
@@ -107,11 +121,6 @@ class RawTables:
         self._remote.Unlock(self._server)
         picked.Free()
         return rows
-
-    def index_add(self, keys: np.ndarray, grads: np.ndarray, rate: float) -> None:
-        """sgd on the private table by torch: what a push is measured against."""
-        table = torch.from_numpy(self.private)
-        table.index_add_(0, torch.from_numpy(keys), torch.from_numpy(grads), alpha=-rate)
 
     def free(self) -> None:
         """Give the windows back. Collective."""
