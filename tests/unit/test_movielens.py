@@ -4,12 +4,15 @@ import hashlib
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mpifleet.data import movielens
 from mpifleet.data.movielens_features import build_samples
+from mpifleet.data.one_at_a_time import LOCK_NAME, one_at_a_time
 from mpifleet.errors import ConfigError, DataError
 
 USERS = 12
@@ -176,7 +179,7 @@ def test_fetch_takes_only_the_tables_and_only_once(tables, tmp_path_factory, mon
     calls = stand_in_for_pip(monkeypatch, tables)
     target = tmp_path_factory.mktemp("cache") / "ml"
     assert movielens.fetch(target) == target
-    assert sorted(p.name for p in target.iterdir()) == [
+    assert sorted(p.name for p in target.glob("[!.]*")) == [
         "ml-100k.inter",
         "ml-100k.item",
         "ml-100k.user",
@@ -192,10 +195,46 @@ def test_fetch_says_what_to_do_without_a_network(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="No matching distribution") as raised:
         movielens.fetch(tmp_path / "ml")
     assert "copy ml-100k.inter" in str(raised.value)
-    assert list((tmp_path / "ml").iterdir()) == []
+    assert list((tmp_path / "ml").iterdir()) == [tmp_path / "ml" / LOCK_NAME]
 
 
 def test_another_file_under_that_name_is_refused(tables, tmp_path, monkeypatch):
     stand_in_for_pip(monkeypatch, tables, pinned=False)
     with pytest.raises(DataError, match=r"has SHA-256 .* expected"):
         movielens.fetch(tmp_path / "ml")
+
+
+def test_of_several_that_fetch_at_once_one_downloads(tables, tmp_path, monkeypatch):
+    calls = stand_in_for_pip(monkeypatch, tables)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(movielens.fetch, [tmp_path / "ml"] * 4))
+    assert len(calls) == 1
+
+
+def test_fetch_starts_nothing_once_mpi_runs(tables, tmp_path, monkeypatch):
+    calls = stand_in_for_pip(monkeypatch, tables)
+    running = SimpleNamespace(Is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", running)
+    with pytest.raises(DataError, match=r"python -m mpifleet\.data\.movielens --out"):
+        movielens.fetch(tmp_path / "ml")
+    assert not calls
+    assert movielens.fetch(tables) == tables
+
+
+def test_who_waits_too_long_for_the_files_says_so(tmp_path):
+    with (
+        one_at_a_time(tmp_path, 1.0),
+        pytest.raises(DataError, match=r"for 0 s"),
+        one_at_a_time(tmp_path, 0.2),
+    ):
+        pytest.fail("two hold the lock")
+    with one_at_a_time(tmp_path, 0.2):
+        pass
+
+
+def test_command_line(tables, tmp_path, monkeypatch, capsys):
+    assert movielens.main(["--out", str(tables)]) == 0
+    assert str(tables) in capsys.readouterr().out
+    stand_in_for_pip(monkeypatch, tmp_path, 1, "ERROR: No matching distribution\n")
+    assert movielens.main(["--out", str(tmp_path / "ml")]) == 1
+    assert "No matching distribution" in capsys.readouterr().err

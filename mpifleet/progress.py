@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mpifleet.data.samples import Samples
+__all__ = ["PLAIN_EVERY_S", "TrainProgress"]
 
 PLAIN_EVERY_S = 5.0
 
+Batch = TypeVar("Batch")
+
 
 class TrainProgress:
-    """Counts the samples of one epoch; shows them if `visible`."""
+    """Counts the samples of a pass over batches and shows them, with their rate and the loss.
 
-    def __init__(self, epoch: int, total: int | None, num_workers: int, visible: bool) -> None:
-        """total: samples of all workers, None if unknown.  This worker's are taken as 1 of each."""
+    title: what the line begins with, for instance "epoch 0".  total: samples of all workers, None
+    if unknown.  num_workers: each is taken to be as far as this one.  visible: whether to show
+    anything at all; one worker's line is enough.  Written to stderr.
+    """
+
+    def __init__(
+        self, title: str, total: int | None = None, num_workers: int = 1, visible: bool = True
+    ) -> None:
         self.loss = float("nan")
-        self._epoch, self._total, self._num_workers = epoch, total, num_workers
+        """The loss to show, set by the training loop whenever it looks at one."""
+        self._title, self._total, self._num_workers = title, total, num_workers
         self._visible = visible
         self._start_s = time.monotonic()
         self._said_s = self._start_s
         self._done = 0
 
-    def over(self, batches: Iterator[Samples]) -> Iterator[Samples]:
-        """The same batches, counted when the next one is asked for."""
+    def over(self, batches: Iterable[Batch], size: Callable[[Any], int] = len) -> Iterator[Batch]:
+        """The same batches, counted when the next one is asked for; size: samples in a batch."""
         console = Console(stderr=True)
         moving = self._visible and console.is_terminal
         columns = (
-            TextColumn("epoch {task.description}"),
+            TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console, disable=not moving) as bar:
-            task = bar.add_task(str(self._epoch), total=self._total, text="")
+            task = bar.add_task(self._title, total=self._total, text="")
             for batch in batches:
                 yield batch
-                self._done += batch.num_samples * self._num_workers
+                self._done += size(batch) * self._num_workers
                 bar.update(task, completed=self._done, text=self._rate_text())
                 if time.monotonic() - self._said_s > PLAIN_EVERY_S and not moving:
                     self._say(self._left_text())
@@ -61,4 +71,4 @@ class TrainProgress:
     def _say(self, end: str) -> None:
         self._said_s = time.monotonic()
         if self._visible:
-            print(f"epoch {self._epoch}: {self._rate_text()}{end}", file=sys.stderr, flush=True)
+            print(f"{self._title}: {self._rate_text()}{end}", file=sys.stderr, flush=True)
