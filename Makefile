@@ -4,7 +4,7 @@ PYTHON ?= python3
 .PHONY: help demo test lint clean
 
 help:
-	@echo "make demo    train, evaluate and reload a recommendation model on this machine (a few minutes)"
+	@echo "make demo    train, evaluate and reload a recommendation model here (under 2 minutes once installed)"
 	@echo "make test    every test, on every MPI and number of ranks (TEST=\"--only unit\" for a part)"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove caches and build products (.venvs and .data stay)"

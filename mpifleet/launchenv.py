@@ -176,6 +176,17 @@ def check_size(env: LaunchEnv, mpi_size: int, library_version: str = "") -> None
     raise LaunchError(f"{disagreement} {remedy}")
 
 
+def per_node_counts(text: str) -> list[int] | None:
+    """Slurm's "2(x3),1" as [2, 2, 2, 1]; None when it is something else."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            return None
+        counts += [int(found.group(1))] * int(found.group(2) or 1)
+    return counts
+
+
 _LAUNCHER_NAMES = {
     "mpirun-openmpi": "Open MPI's mpirun",
     "mpich": "mpiexec (Hydra)",
@@ -239,7 +250,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 def _from_slurm(environ: Mapping[str, str]) -> LaunchEnv:
     size = _int(environ, "SLURM_STEP_NUM_TASKS")
     num_nodes = _int(environ, "SLURM_STEP_NUM_NODES")
-    per_node = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    per_node = per_node_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = _int(environ, "SLURM_NODEID")
     known = per_node is not None and node is not None and 0 <= node < len(per_node)
     return LaunchEnv(
@@ -251,17 +262,6 @@ def _from_slurm(environ: Mapping[str, str]) -> LaunchEnv:
         num_nodes=_int(environ, "SLURM_NNODES") if num_nodes is None else num_nodes,
         node_name=environ.get("SLURMD_NODENAME"),
     )
-
-
-def _tasks_per_node(text: str) -> list[int] | None:
-    """Slurm's "2(x3),1" as [2, 2, 2, 1]; None when it is something else."""
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
-            return None
-        counts += [int(found.group(1))] * int(found.group(2) or 1)
-    return counts
 
 
 def _int(environ: Mapping[str, str], name: str) -> int | None:

@@ -13,6 +13,7 @@ from mpifleet.launchenv import (
     SERVER_NUM,
     WORKER_NUM,
     LaunchEnv,
+    per_node_counts,
     transport_defaults,
 )
 
@@ -55,11 +56,18 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.server_num < 0:
-            raise ConfigError(f"--server_num {self.server_num}: use 0 or more servers")
+            raise ConfigError(
+                f"--server_num {self.server_num}: use 1 or more servers, or 0 with 1 worker"
+            )
         if self.worker_num < 1:
             raise ConfigError(
                 f"--worker_num {self.worker_num} leaves no worker beside {self.server_num} "
                 "servers; use 1 or more workers"
+            )
+        if self.server_num == 0 and self.worker_num > 1:
+            raise ConfigError(
+                f"--server_num 0 with --worker_num {self.worker_num}: without a server there is "
+                "one worker, which holds the tables itself; use 1 or more servers, or 1 worker"
             )
 
     @property
@@ -148,14 +156,5 @@ def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def cpus_of_allocation(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """CPUs of each node of a Slurm allocation; empty when SLURM_JOB_CPUS_PER_NODE does not say.
-
-    "2(x3),1" there is (2, 2, 2, 1).
-    """
-    cpus: list[int] = []
-    for part in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
-            return ()
-        cpus += [int(found.group(1))] * int(found.group(2) or 1)
-    return tuple(cpus)
+    """CPUs of each node of a Slurm allocation; empty when SLURM_JOB_CPUS_PER_NODE does not say."""
+    return tuple(per_node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or ())

@@ -25,7 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mpifleet", description="MPI-native PyTorch training.")
+    parser = argparse.ArgumentParser(
+        prog="mpifleet",
+        description="MPI-native PyTorch training.",
+        epilog=f"example: {run.EXAMPLE}",
+    )
     parser.add_argument("--version", action="version", version=f"mpifleet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run.add_parser(commands)

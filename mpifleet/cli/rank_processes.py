@@ -10,6 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from mpifleet.cli.processes import processes
+
 RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK")
 
 
@@ -35,7 +37,8 @@ class RankProcesses:
         if not self._missing or self.first_gone:
             return
         known = set(self._ranks.values())
-        for pid in _children(self._launcher):
+        children = [p.pid for p in processes() if p.parent == self._launcher]
+        for pid in children:
             with contextlib.suppress(OSError, ValueError):
                 rank = _rank_of(pid)
                 if rank is not None and rank not in known:
@@ -52,19 +55,6 @@ class RankProcesses:
         for fd in self._ranks:
             os.close(fd)
         self._ranks.clear()
-
-
-def _children(parent: int) -> list[int]:
-    children = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name of the program, in parentheses, may hold anything; the parent is 2nd
-                # after it.
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[1]) == parent:
-                    children.append(int(entry.name))
-    return children
 
 
 def _rank_of(pid: int) -> int | None:

@@ -24,27 +24,46 @@ from mpifleet.cli.command import (
 from mpifleet.errors import ConfigError, LaunchError
 from mpifleet.launchenv import read_launch_env
 
+EXAMPLE = "mpifleet run --server_num 1 --worker_num 2 train.py --epochs 3"
+
 
 def add_parser(commands: Any) -> None:
     """Add `run` to the subparsers of the `mpifleet` command."""
     parser = commands.add_parser(
         "run",
         help="run a training script on MPI ranks",
+        usage="mpifleet run [options] train.py [args ...]",
         description="Prints and runs one mpirun (or srun inside a Slurm allocation). "
         "Its exit status is the job's.",
+        epilog=f"example: {EXAMPLE}",
     )
-    parser.add_argument("--server_num", type=int, default=1, metavar="S", help="default 1")
-    parser.add_argument("--worker_num", type=int, default=1, metavar="W", help="default 1")
+    parser.add_argument(
+        "--server_num",
+        type=int,
+        default=1,
+        metavar="S",
+        help="ranks that hold the parameters (default 1; 0 only with one worker, which then "
+        "holds them itself)",
+    )
+    parser.add_argument(
+        "--worker_num",
+        type=int,
+        default=1,
+        metavar="W",
+        help="ranks that train, each on its share of the data (default 1)",
+    )
     parser.add_argument(
         "--log_dir",
         metavar="D",
-        help="write each rank's output to D/serverlog.N and D/workerlog.N; "
-        "rank 0 also stays on the terminal",
+        help="write each rank's output to D/serverlog.N and D/workerlog.N; only rank 0's also "
+        "comes to the terminal (default: all output comes to the terminal)",
     )
     parser.add_argument("--dry-run", action="store_true", help="only print the command")
     parser.add_argument("--verbose", action="store_true", help="say how the command was chosen")
-    parser.add_argument("script", help="the training script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script", metavar="train.py", help="the training script")
+    parser.add_argument(
+        "args", nargs=argparse.REMAINDER, help="all that follows goes to the script"
+    )
     parser.set_defaults(call=call)
 
 
@@ -90,7 +109,7 @@ def role_names(job: Job) -> list[str]:
     if job.ranks % job.nodes:
         return []
     nodes = [rank // job.ranks_per_node for rank in range(job.ranks)]
-    roles = place(nodes, job.server_num) if job.server_num else [Role.WORKER] * job.ranks
+    roles = place(nodes, job.server_num)
     counts = dict.fromkeys(Role, 0)
     names = []
     for role in roles:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from mpifleet.cli.leftovers import kill_session, remove_leftovers
 from mpifleet.cli.rank_processes import RankProcesses
-from mpifleet.lifeline.segments import is_segment, mapped_segments, unlink_segments
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0
@@ -47,17 +47,8 @@ def run(
     the job will give, for a rank that dies before it can tell; empty if not known.
     """
     started_s = time.time()
-    # A terminal cannot be read from the child's own session.
-    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
     try:
-        child = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdin=stdin,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_end_with_parent(os.getpid()),
-        )
+        child = _start(command, environment)
     except OSError as error:
         print(f"mpifleet: error: cannot start {command[0]}: {error}", file=sys.stderr)
         return 127
@@ -80,6 +71,20 @@ def run(
             last = f"mpifleet: the job ended with exit status {status}".encode()
         _write(2, last + b"\n")
     return status
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """The launcher, in a session of its own.  Raises OSError."""
+    # A terminal cannot be read from there.
+    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=stdin,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_end_with_parent(os.getpid()),
+    )
 
 
 class _Stopper:
@@ -191,51 +196,6 @@ def _from_processes(gone: Sequence[int], roles: Sequence[str]) -> bytes:
     """Our last line from the ranks that were seen to end first; empty if none was."""
     names = ", ".join(f"rank {rank} ({roles[rank]})" for rank in gone if rank < len(roles))
     return f"mpifleet: {names} on {socket.gethostname()} died".encode() if names else b""
-
-
-def kill_session(session: int, but: int = 0) -> list[int]:
-    """SIGKILL every process of the session that the launcher led; returns their ids.
-
-    but: the id of one that is spared.
-    """
-    killed = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in (os.getpid(), but):
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name of the program, in parentheses, may hold anything; session is 4th after it.
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
-    return killed
-
-
-def remove_leftovers(since_s: float) -> list[str]:
-    """Remove MPI's files in /dev/shm made since `since_s` that no living process maps.
-
-    Looked at twice: a job that is just starting maps its file a moment after making it.
-    """
-    unmapped = _unmapped(since_s)
-    if unmapped:
-        time.sleep(0.3)
-        unmapped &= _unmapped(since_s)
-    return unlink_segments(unmapped)
-
-
-def _unmapped(since_s: float) -> set[str]:
-    candidates = set()
-    for path in Path("/dev/shm").rglob("*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if status.st_uid == os.geteuid() and status.st_mtime >= since_s - 1.0:
-                candidates.add(str(path))
-    candidates = {path for path in candidates if is_segment(path)}
-    if candidates:
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                candidates -= mapped_segments(entry.name)
-    return candidates
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:

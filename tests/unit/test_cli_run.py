@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mpifleet.cli import leftovers, run
 from mpifleet.cli import main as cli
-from mpifleet.cli import run, supervise
 from mpifleet.cli.command import (
     Job,
     Launcher,
@@ -106,11 +106,22 @@ def test_netmod_of_the_mpich_wheel_only():
     assert "MPIR_CVAR_CH4_NETMOD" not in job_environment(system, Job(1, 1, PROGRAM), {})
 
 
-@pytest.mark.parametrize(("servers", "workers"), [(-1, 1), (1, 0), (0, 0), (2, -3)])
+@pytest.mark.parametrize(("servers", "workers"), [(-1, 1), (1, 0), (0, 0), (2, -3), (0, 2)])
 def test_impossible_counts_are_refused_with_the_number(servers, workers):
     with pytest.raises(ConfigError) as raised:
         Job(servers, workers, PROGRAM)
     assert str(servers if servers < 0 else workers) in str(raised.value)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_help_ends_with_an_example_that_parses(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("example: mpifleet ")
+    chosen = cli._parser().parse_args(shlex.split(last)[2:])
+    assert (chosen.server_num, chosen.worker_num, chosen.script) == (1, 2, "train.py")
 
 
 def test_versions():
@@ -231,21 +242,21 @@ def test_role_names_by_layout():
     two_nodes = Job(2, 2, PROGRAM, nodes=2)
     assert run.role_names(two_nodes) == ["worker 0", "server 0", "worker 1", "server 1"]
     assert run.role_names(Job(1, 2, PROGRAM, nodes=2)) == []
-    assert run.role_names(Job(0, 2, PROGRAM)) == ["worker 0", "worker 1"]
+    assert run.role_names(Job(0, 1, PROGRAM)) == ["worker 0"]
 
 
 def test_leftovers_are_ours_new_and_unmapped(tmp_path, monkeypatch):
     removed = []
-    monkeypatch.setattr(supervise, "unlink_segments", lambda paths: removed.extend(paths))
+    monkeypatch.setattr(leftovers, "unlink_segments", lambda paths: removed.extend(paths))
     segment = Path("/dev/shm") / f"vader_segment.test.{tmp_path.name}.1"
     other = Path("/dev/shm") / f"mine.test.{tmp_path.name}"
     try:
         segment.touch()
         other.touch()
         began_s = segment.stat().st_mtime
-        supervise.remove_leftovers(began_s + 100)
+        leftovers.remove_leftovers(began_s + 100)
         assert str(segment) not in removed, "older than the job"
-        supervise.remove_leftovers(began_s)
+        leftovers.remove_leftovers(began_s)
         assert str(segment) in removed
         assert str(other) not in removed
     finally:
