@@ -16,7 +16,8 @@ def install_excepthook(line: Lifeline) -> None:
 
     The earlier sys.excepthook and threading.excepthook run first, so the traceback is printed
     as the user arranged; the line that names rank and role comes after it.  sys.exit is wrapped
-    to remember a non-zero status, on which the job ends at exit.
+    to remember a non-zero status, on which the job ends at exit.  A process forked from the rank
+    keeps the earlier behaviour: its end is not the rank's.
     """
     if getattr(sys.excepthook, "of_mpifleet", False):
         return
@@ -40,8 +41,9 @@ def _hook_main(line: Lifeline) -> None:
         try:
             earlier(kind, error, traceback)
         finally:
-            status = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            line.fail(status, f"failed: {describe(kind, error)}")
+            if not line.in_forked_child:
+                status = 130 if issubclass(kind, KeyboardInterrupt) else 1
+                line.fail(status, f"failed: {describe(kind, error)}")
 
     hook.of_mpifleet = True  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -56,8 +58,9 @@ def _hook_threads(line: Lifeline) -> None:
         try:
             earlier(args)
         finally:
-            thread = args.thread.name if args.thread is not None else "a thread"
-            line.fail(1, f"failed in {thread}: {describe(args.exc_type, args.exc_value)}")
+            if not line.in_forked_child:
+                thread = args.thread.name if args.thread is not None else "a thread"
+                line.fail(1, f"failed in {thread}: {describe(args.exc_type, args.exc_value)}")
 
     threading.excepthook = hook
 
@@ -72,7 +75,7 @@ def _hook_exit(line: Lifeline) -> None:
 
     def end_if_asked() -> None:
         status = asked[0] if asked else None
-        if status is None or status == 0 or line.said_goodbye:
+        if status is None or status == 0 or line.said_goodbye or line.in_forked_child:
             return
         number = status & 0xFF if isinstance(status, int) else 1
         reason = "" if isinstance(status, int) else f": {str(status)[:500]}"

@@ -60,6 +60,7 @@ class Hub:
         self._ranks: dict[int, _Rank] = {}
         self._strangers: list[_Rank] = []
         self._size: int | None = None
+        self._left: list[int] = []  # whose scripts are at their end; told to who comes later
         self._stall_report_s = self._stall_end_s = float("inf")
         self._beaten_s = self._reported_s = self._turned_s = time.monotonic()
         self._waiting: tuple[float, int, str] | None = None  # a signal: (until, status, text)
@@ -157,7 +158,8 @@ class Hub:
             if rank.rank == 0:
                 self._stall_report_s, self._stall_end_s = message["report_s"], message["end_s"]
         elif kind == "left":
-            self._tell_all(encode(kind="left", rank=rank.rank))
+            self._left.append(rank.rank)
+            self._tell_all(encode(kind="left", ranks=[rank.rank]))
         elif kind == "goodbye":
             rank.said_goodbye = True
             if rank.rank == 0:
@@ -197,7 +199,8 @@ class Hub:
             speaks = number == 1 or (number > 0 and rank.node not in nodes)
             nodes.add(rank.node)
             pid = root.pid if rank.place == root.place else 0
-            self._tell(rank, encode(kind="welcome", speaks=speaks, hub_node=root.node, hub_pid=pid))
+            facts = {"speaks": speaks, "hub_node": root.node, "hub_pid": pid, "left": self._left}
+            self._tell(rank, encode(kind="welcome", **facts))
 
     def _lost(self, rank: _Rank) -> None:
         self._selector.unregister(rank.sock)

@@ -24,7 +24,12 @@ ALONE_LINGER_S = 0.3
 
 
 class Lifeline:
-    """Watches over one rank from a daemon thread.  Make it with connect()."""
+    """Watches over one rank from a daemon thread.  Make it with connect().
+
+    rank, roles: this rank's number, and every rank's role as words for messages ("server 0").
+    voice: where last words go.  hub: rank 0's own, else None.  left: ranks whose scripts are at
+    their end.
+    """
 
     def __init__(self, rank: int, roles: Sequence[str], voice: Voice, hub: Hub | None) -> None:
         self.said_goodbye = False
@@ -33,7 +38,7 @@ class Lifeline:
         self._roles = tuple(roles)
         self._voice = voice
         self._hub = hub
-        self._parent = os.getppid()
+        self._pid, self._parent = os.getpid(), os.getppid()
         self._sock: socket.socket | None = None
         self._messages = Messages()
         self._signals = SignalPipe()
@@ -64,43 +69,36 @@ class Lifeline:
         """Connect this rank to the hub and start its watchdog thread.  Called by every rank.
 
         address: the hub's, as broadcast; None for a job of one rank, which needs no socket.
-        role, roles: this rank's, and all by rank, as words for messages ("server 0").
-        stall_report_s, stall_end_s: silence after which a rank is reported, and the job ended.
-        voice: where last words go.  hub: rank 0's own, else None.  node: name to print, the host
-        name by default.  launched: False for a plain `python train.py`: then neither the parent
-        nor signals are watched.  Signals are watched only if called from the main thread.
-
-        When the hub cannot be reached one warning is printed; this rank then only watches its
-        launcher and its signals.
+        role: this rank's own.  stall_report_s, stall_end_s: silence after which a rank is reported,
+        and the job ended.  node: name to print, the host's by default.  launched: False for a plain
+        `python train.py`: neither the parent nor signals are watched then, nor signals outside the
+        main thread.  Prints one warning when the hub cannot be reached; only the launcher and
+        signals are watched then.
         """
         line = cls(rank, roles, voice or Voice(), hub)
-        if hub is not None:
-            hub.voice = line._voice
         if address is not None and size > 1:
             line._stall_report_s, line._stall_end_s = stall_report_s, stall_end_s
-            line._open(
-                address,
-                encode(
-                    kind="hello",
-                    token=address.token,
-                    rank=rank,
-                    size=size,
-                    role=role,
-                    node=node or socket.gethostname(),
-                    place=place(),
-                    pid=os.getpid(),
-                    stall_report_s=stall_report_s,
-                    stall_end_s=stall_end_s,
-                ),
-            )
-        if launched:
-            line._signals.install()
-        else:
-            line._parent = 0
-        myself = weakref.ref(line)
-        os.register_at_fork(after_in_child=lambda: _close_in_child(myself()))
-        line._thread.start()
+            node = node or socket.gethostname()
+            limits = {"stall_report_s": stall_report_s, "stall_end_s": stall_end_s}
+            line._open(address, rank=rank, size=size, role=role, node=node, **limits)
+        line._start(launched)
         return line
+
+    def _start(self, launched: bool) -> None:
+        if self._hub is not None:
+            self._hub.voice = self._voice
+        if launched:
+            self._signals.install()
+        else:
+            self._parent = 0
+        myself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _close_in_child(myself()))
+        self._thread.start()
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Whether this is a copy in a process forked from the rank, which speaks for no rank."""
+        return os.getpid() != self._pid
 
     def set_patience(self, stall_report_s: float, stall_end_s: float) -> None:
         """Change the silence after which a rank is reported, and the job ended; by every rank."""
@@ -120,7 +118,7 @@ class Lifeline:
         """
         self.said_goodbye = True
         self._send(encode(kind="goodbye"))
-        if self._hub is not None:
+        if self._hub is not None and not self.in_forked_child:
             self._hub.wait_leaving()
 
     def fail(self, exit_status: int, text: str) -> NoReturn:
@@ -137,7 +135,8 @@ class Lifeline:
         self._voice.say(f"{self._name(self._rank)} {self._failure[1]}")
         end_process(self._failure[0], self._voice)
 
-    def _open(self, address: Address, hello: bytes) -> None:
+    def _open(self, address: Address, **facts: Any) -> None:
+        hello = encode(kind="hello", token=address.token, place=place(), pid=os.getpid(), **facts)
         try:
             self._sock = socket.create_connection((address.host, address.port), CONNECT_S)
             self._sock.sendall(hello)
@@ -205,10 +204,11 @@ class Lifeline:
         if kind == "welcome":
             self._speaks = message["speaks"]
             self._hub_node, self._hub_pid = message["hub_node"], message["hub_pid"]
+            self.left.update(message["left"])
         elif kind == "end":
             self._obey(message)
         elif kind == "left":
-            self.left.add(message["rank"])
+            self.left.update(message["ranks"])
         elif kind == "leaving":
             self._hub_may_leave = True
 

@@ -139,6 +139,41 @@ def test_a_rank_that_said_goodbye_may_go(program):
     assert hub.end() == (0, [])
 
 
+def test_who_comes_last_learns_who_has_left_already(program):
+    hub, address = hub_of(program, 3)
+    first = Player(address, 1)
+    first.sock.sendall(encode(kind="left"))
+    time.sleep(0.3)
+    last = Player(address, 2)
+    assert last.until("welcome")["left"] == [1]
+    first.sock.sendall(encode(kind="fail", status=3, text="failed"))
+    hub.end()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise ValueError('of the child')",
+        "sys.exit(5)",
+        "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); sys.exit(5)",
+    ],
+)
+def test_the_end_of_a_forked_child_is_not_the_ranks(program, end):
+    code = f"""
+if os.fork() == 0:
+    {end}
+_, status = os.wait()
+time.sleep(0.2)
+line.goodbye()
+print("child", os.waitstatus_to_exitcode(status), flush=True)
+"""
+    parent = program(ALONE + "install_excepthook(line)\nimport atexit\n" + code)
+    assert parent.line() == f"child {1 if 'raise' in end else 5}\n"
+    status, errors = parent.end()
+    assert status == 0
+    assert not [line for line in errors if "rank 0" in line]
+
+
 def test_a_told_failure_comes_before_the_death_that_follows(program):
     hub, address = hub_of(program, 3)
     first, second = Player(address, 1), Player(address, 2)
