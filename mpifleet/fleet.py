@@ -200,6 +200,7 @@ def distributed_optimizer(
         if not isinstance(strategy, DistributedStrategy):
             raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
         session.set_strategy(strategy)
+    session.check_not_started("distributed_optimizer(...)")
     if model is not None:
         session.model = model
     session.optimizer = DistributedOptimizer(optimizer, session.model)

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import threading
-from types import ModuleType
+from collections.abc import Callable
+from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,29 @@ def _wanted_level(mpi: ModuleType) -> int:
     if wanted not in LEVELS:
         raise ConfigError(f"{name}={wanted!r} is no thread level; use one of {', '.join(LEVELS)}")
     return int(getattr(mpi, f"THREAD_{wanted.upper()}"))
+
+
+def abort_on_error(mpi: ModuleType) -> Callable[[], None]:
+    """Until the returned function is called, an uncaught exception on this rank aborts the job.
+
+    A rank that failed before the lifeline is up would wait in MPI_Finalize for the others, and
+    they for it.
+    """
+    earlier = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        earlier(kind, error, trace)
+        rank = mpi.COMM_WORLD.rank
+        print(f"mpifleet: rank {rank} (starting) failed: {kind.__name__}: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+    def undo() -> None:
+        if sys.excepthook is hook:
+            sys.excepthook = earlier
+
+    sys.excepthook = hook
+    return undo
 
 
 def finalize(mpi: ModuleType) -> None:

@@ -113,7 +113,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _hyper(self, rule: RuleSpec, number: int) -> np.ndarray:
         group = self.param_groups[number]
         now = rule_of_group(self._inner, group)
-        if now != rule:
+        # A schedule may take momentum to 0: the momentum rule does that too.
+        at_rest = rule.name == "momentum" and now == RuleSpec("sgd", maximize=rule.maximize)
+        if now != rule and not at_rest:
             raise ConfigError(
                 f"param group {number} asks for {now}, its tables were made for {rule}: a rule "
                 "cannot change after fleet.distributed_optimizer(...)"

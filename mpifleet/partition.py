@@ -11,6 +11,8 @@ from mpifleet.errors import ConfigError, KeyRangeError, TableError
 Item = TypeVar("Item")
 
 ALIGN_BYTES = 64
+CHUNK_BYTES = 4 << 20
+"""A few milliseconds of work, with all that goes along."""
 _BLOCK = 16  # dense cuts fall on multiples of 16 elements: one cache line of float32
 
 
@@ -68,6 +70,11 @@ def file_shard(files: Sequence[Item], index: int, count: int) -> list[Item]:
     base, extra = divmod(len(files), count)
     start = index * base + min(index, extra)
     return list(files[start : start + base + (1 if index < extra else 0)])
+
+
+def chunks(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges [start, stop) of items worked on between two looks at MPI: CHUNK_BYTES each."""
+    return pieces(count, max(1, CHUNK_BYTES // item_bytes))
 
 
 @dataclass(frozen=True)

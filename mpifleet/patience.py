@@ -63,22 +63,35 @@ class Patience:
     report_s: float = 60.0
     end_s: float = 600.0
 
-    def wait(self, is_ready: Callable[[], bool], describe: Callable[[], str]) -> None:
+    def wait(
+        self,
+        is_ready: Callable[[], bool],
+        describe: Callable[[], str],
+        pulse: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Return as soon as `is_ready`; `describe` says in words what is missing.
 
-        Raises StallError after end_s.
+        pulse: a number that changes while the other rank works on something long.
+        Raises StallError after end_s without a pulse.
         """
         backoff = Backoff(long_sleep_s=200e-6, spins=_SPINS)
-        started_s = reported_s = 0.0
+        started_s = reported_s = alive_s = 0.0
+        beat = 0
         while not is_ready():
             backoff.pause()
             if backoff.is_spinning:
                 continue
             now_s = time.monotonic()
             if not started_s:
-                started_s = reported_s = now_s
-            if now_s - started_s > self.end_s:
-                raise StallError(f"gave up after {self.end_s:.0f} s: {describe()}")
+                started_s = reported_s = alive_s = now_s
+                beat = pulse()
+            if now_s - alive_s > self.end_s:
+                last, beat = beat, pulse()
+                if beat == last:
+                    raise StallError(
+                        f"gave up after {self.end_s:.0f} s (strategy.stall_end_s): {describe()}"
+                    )
+                alive_s = now_s
             if now_s - reported_s > self.report_s:
                 reported_s = now_s
                 get_logger().warning("%.0f s without: %s", now_s - started_s, describe())

@@ -10,6 +10,7 @@ from types import ModuleType
 from torch import Tensor, nn
 
 from mpifleet._version import __version__
+from mpifleet.checkpoint import FILE_NAME
 from mpifleet.compose import job_settings, local_exchange
 from mpifleet.errors import CheckpointError, ConfigError, TableError
 from mpifleet.exchange import Exchange
@@ -22,11 +23,12 @@ from mpifleet.launchenv import (
 )
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.log import get_logger
-from mpifleet.mpi import library, load_mpi
+from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import compare
 from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job
+from mpifleet.ps.saving import appears
 from mpifleet.roles import Role, Roles
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.util import Util, wait_for_all
@@ -65,11 +67,9 @@ class Session:
         env = read_launch_env()
         if env.launcher != "none" or "mpi4py.MPI" in sys.modules:
             self._join(env, server_num, worker_num, role, symmetric)
-        elif server_num:
-            raise ConfigError(
-                f"server_num={server_num} in a single process; start it by a launcher"
-            )
-        self.util = Util(self._mpi, self.roles, self.rest)
+        else:
+            _check_single(server_num, worker_num, role)
+        self.util = Util(self._mpi, self.roles, self.meet)
 
     def _join(
         self,
@@ -80,6 +80,7 @@ class Session:
         symmetric: bool,
     ) -> None:
         mpi = load_mpi()
+        watched = abort_on_error(mpi)
         comm = mpi.COMM_WORLD
         check_size(env, comm.size, mpi.Get_library_version())
         servers, workers = requested_servers()
@@ -87,26 +88,34 @@ class Session:
         workers = worker_num if worker_num is not None else workers
         label = role or requested_role()
         if comm.size == 1 and not servers:
+            watched()
+            _check_single(servers, workers, label)
             if env.launcher != "none":
                 watch_alone()
             return
-        if servers is None and workers is not None:
+        if servers is None and workers is not None and label is None and not symmetric:
             servers = comm.size - workers
-        if workers is not None and servers is not None and servers + workers != comm.size:
-            raise ConfigError(
-                f"{servers} servers and {workers} workers were asked for, {comm.size} ranks started"
-            )
+            if servers < 1:
+                raise ConfigError(
+                    f"{workers} workers among {comm.size} ranks leave no server; "
+                    f"use 1..{comm.size - 1}"
+                )
         self._mpi = mpi
         self.roles = Roles.assign(mpi, comm, num_servers=servers, label=label, symmetric=symmetric)
-        self._watch = Watch(mpi, self.roles, self.strategy, self._end_together)
+        _check_counts(self.roles, servers, workers)
+        self._watch = Watch(mpi, self.roles, self.strategy, self._end_together, watched)
 
     # -- start ------------------------------------------------------------------------------------
 
     def set_strategy(self, strategy: DistributedStrategy) -> None:
         """Take another strategy than init()'s, before the start."""
-        if self._job is not None or self.exchange is not None:
-            raise ConfigError("the strategy cannot change after init_worker() or run_server()")
+        self.check_not_started("another strategy")
         self.strategy = strategy
+
+    def check_not_started(self, what: str) -> None:
+        """Raise ConfigError where `what` comes too late."""
+        if self._job is not None or self.exchange is not None:
+            raise ConfigError(f"{what} must come before init_worker() or run_server()")
 
     @property
     def is_server(self) -> bool:
@@ -171,29 +180,33 @@ class Session:
         return self.exchange
 
     @contextmanager
-    def rest(self) -> Iterator[None]:
-        """Around a collective of workers: who waits in it is not waited for by others' sync steps.
+    def meet(self, comm_world: str) -> Iterator[None]:
+        """Around a collective of "worker", "server" or "all" ranks. Collective over them.
 
-        Without this, workers with fewer batches would wait in the collective for those that wait
-        for their steps. Raises StallError when a worker has ended and will never come. Collective
-        over workers.
+        Workers that wait in it are not waited for by others' sync steps: without this, workers with
+        fewer batches would wait for those that wait for their steps. Raises StallError when a rank
+        has ended and will never come. After an error inside nobody meets again.
         """
         roles, exchange = self.roles, self.exchange
         if roles is None:
             yield
             return
-        if exchange is not None:
+        rests = comm_world == "worker" and exchange is not None and self.strategy.mode == "sync"
+        comm = roles.world if comm_world == "all" else roles.group
+        if rests and exchange is not None:
             exchange.pause()
-        wait_for_all(roles.group, self._gone)
-        try:
-            yield
-        finally:
-            if exchange is not None and self.strategy.mode == "sync":
-                exchange.resume()
-                wait_for_all(roles.group, self._gone)
+        wait_for_all(comm, lambda: self._gone(comm_world))
+        yield
+        if rests and exchange is not None:
+            exchange.resume()
+            wait_for_all(comm, lambda: self._gone(comm_world))
 
-    def _gone(self) -> str:
-        return self._watch.gone(self.roles.worker_ranks) if self._watch and self.roles else ""
+    def _gone(self, comm_world: str) -> str:
+        if self._watch is None or self.roles is None:
+            return ""
+        servers = () if comm_world == "worker" else self.roles.server_ranks
+        workers = () if comm_world == "server" else self.roles.worker_ranks
+        return self._watch.gone((*workers, *servers))
 
     def flush(self) -> None:
         """Return once this worker's pushes are applied; parameters are then the servers' own."""
@@ -209,6 +222,10 @@ class Session:
             meta = {"package": __version__, "strategy": self.strategy.to_dict()}
             buffers = to_arrays(self._local_tensors())
             exchange.save(directory.absolute(), meta, buffers)
+            if not appears(directory.absolute() / FILE_NAME):
+                raise CheckpointError(
+                    f"{directory} is not the same directory on the node of worker 0"
+                )
 
     def load(self, directory: Path) -> None:
         """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
@@ -258,6 +275,30 @@ class Session:
             self.exchange.finish()
         elif self.is_server and not self._served:
             raise ConfigError("a server left before its workers had stopped")
-        wait_for_all(roles.world)
+        assert self._watch is not None
+        # Not roles.world: the script may be in a collective of its own there on other ranks.
+        wait_for_all(self._watch.comm)
         if self._job is not None:
             self._job.free()
+
+
+def _check_single(servers: int | None, workers: int | None, role: str | None) -> None:
+    """Refuse what a single process cannot be."""
+    if servers or workers not in (None, 1) or role not in (None, "worker"):
+        raise ConfigError(
+            f"server_num={servers}, worker_num={workers}, role={role!r} in a single process, which "
+            "is worker 0 of 1; start more ranks by mpifleet run, mpirun or srun"
+        )
+
+
+def _check_counts(roles: Roles, servers: int | None, workers: int | None) -> None:
+    """Refuse counts that the roles do not have."""
+    for what, asked, there in (
+        ("servers", servers, roles.num_servers),
+        ("workers", workers, roles.num_workers),
+    ):
+        if asked is not None and asked != there:
+            raise ConfigError(
+                f"{asked} {what} were asked for; {roles.world.size} ranks started are "
+                f"{roles.num_servers} servers and {roles.num_workers} workers"
+            )

@@ -1,5 +1,6 @@
 """fleet.util: small collectives over the workers, the servers or all ranks, as Fleet names them."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,8 @@ LAST_MESSAGE_S = 2.0
 class Util:
     """Collectives for scripts. mpi and roles are None in a single process.
 
-    rest: entered around every collective of workers; see Session.rest.
+    meet: entered around every collective with its comm_world, where all wait for all; see
+    Session.meet.
     Every call is collective over the ranks of `comm_world`; a rank that is none of them raises.
     """
 
@@ -30,11 +32,11 @@ class Util:
         self,
         mpi: ModuleType | None,
         roles: Roles | None,
-        rest: Callable[[], AbstractContextManager[None]] = nullcontext,
+        meet: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._mpi = mpi
         self._roles = roles
-        self._rest = rest
+        self._meet = meet
 
     def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
         """Element-wise sum, min or max over the ranks; a number, a list or an ndarray as given.
@@ -53,7 +55,7 @@ class Util:
         if comm is not None:
             assert self._mpi is not None
             op = {"sum": self._mpi.SUM, "min": self._mpi.MIN, "max": self._mpi.MAX}[mode]
-            with self._among(comm_world), serial:
+            with self._meet(comm_world), serial:
                 values = values.astype(_common_dtype(comm, values), copy=False)
                 mpi_type(self._mpi, values.dtype)
                 comm.Allreduce(self._mpi.IN_PLACE, values, op=op)
@@ -66,7 +68,8 @@ class Util:
         comm = self._comm(comm_world)
         if comm is None:
             return [input]
-        with self._among(comm_world):
+        json.dumps(input)  # what cannot travel fails here, before anybody waits
+        with self._meet(comm_world):
             values = gather_json(comm, input)
         if comm_world == "all":
             assert self._roles is not None
@@ -78,7 +81,7 @@ class Util:
         """Wait for all ranks of `comm_world`, without keeping a core busy. Collective."""
         comm = self._comm(comm_world)
         if comm is not None:
-            with self._among(comm_world):
+            with self._meet(comm_world):
                 wait_for_all(comm)
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
@@ -97,9 +100,6 @@ class Util:
             is_it = self._roles.role is Role.WORKER and self._roles.index == rank_id
         if is_it:
             print(message, flush=True)
-
-    def _among(self, comm_world: str) -> AbstractContextManager[None]:
-        return self._rest() if comm_world == "worker" else nullcontext()
 
     def _comm(self, comm_world: str) -> Any:
         if comm_world not in WORLDS:

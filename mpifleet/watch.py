@@ -20,6 +20,7 @@ class Watch:
     """From here on a dead, failed or frozen rank ends the job. Building one is collective.
 
     end_together: called when the script has ended as it should, before MPI ends. Collective.
+    watched: called when the lifeline is up, see mpi.abort_on_error.
     """
 
     def __init__(
@@ -28,7 +29,10 @@ class Watch:
         roles: Roles,
         strategy: DistributedStrategy,
         end_together: Callable[[], None],
+        watched: Callable[[], None],
     ) -> None:
+        self.comm = roles.world.Dup()
+        """A communicator for the end of the job alone."""
         self._mpi = mpi
         self._roles = roles
         self._end_together = end_together
@@ -51,6 +55,7 @@ class Watch:
         set_prefix(f"rank {rank} ({name})")
         # Exit handlers run last in, first out: a failing exit is seen before the clean end.
         atexit.register(self._at_exit)
+        watched()
         install_excepthook(self._lifeline)
         self._segments = self._hide_segments(roles.node)
 
@@ -77,7 +82,7 @@ class Watch:
         try:
             self._end_together()
             with serial:
-                self._roles.world.Barrier()
+                self.comm.Barrier()
             self._segments.restore(self._roles.node.rank)
             finalize(self._mpi)
         except Exception as error:

@@ -36,7 +36,7 @@ class Window:
         self._mpi = mpi
         self._comm = comm
         self._atomic = atomic
-        self._in_flight: list[Any] = []
+        self._in_flight: dict[int, list[Any]] = {}
         self._row_types: dict[tuple[str, int], Any] = {}
         with serial:
             self._win = self._allocate(num_bytes, on_node)
@@ -85,7 +85,7 @@ class Window:
         with serial:
             for start, stop in pieces(flat.size, MAX_COUNT):
                 self._win.Put(*self._span(rank, offset, flat, start, stop))
-        self._in_flight.append(flat)
+        self._in_flight.setdefault(rank, []).append(flat)
 
     def get(self, rank: int, offset: int, out: np.ndarray) -> None:
         """Start reading into C-contiguous `out` from byte `offset`; complete after `flush`."""
@@ -93,7 +93,7 @@ class Window:
         with serial:
             for start, stop in pieces(flat.size, MAX_COUNT):
                 self._win.Get(*self._span(rank, offset, flat, start, stop))
-        self._in_flight.append(flat)
+        self._in_flight.setdefault(rank, []).append(flat)
 
     def get_rows(self, rank: int, offset: int, rows: np.ndarray, out: np.ndarray) -> None:
         """Start reading out[i] = row rows[i] of the table that begins at byte `offset`.
@@ -123,7 +123,7 @@ class Window:
                     [out[start:stop], element], rank, (self._starts[rank] + offset, 1, target)
                 )
                 target.Free()
-        self._in_flight.append(out)
+        self._in_flight.setdefault(rank, []).append(out)
 
     def read(self, rank: int, offset: int, out: np.ndarray) -> None:
         """Start an element-wise atomic read into C-contiguous `out`; complete after `flush`."""
@@ -135,7 +135,7 @@ class Window:
             self._win.Get_accumulate(
                 [out, 0, element], [out, element], rank, target, self._mpi.NO_OP
             )
-        self._in_flight.append(out)
+        self._in_flight.setdefault(rank, []).append(out)
 
     def store(self, rank: int, offset: int, values: np.ndarray) -> None:
         """Start an element-wise atomic write of `values`; complete after `flush`."""
@@ -152,7 +152,7 @@ class Window:
         with serial:
             target = (self._starts[rank] + offset, values.size, element)
             self._win.Accumulate([values, element], rank, target, op)
-        self._in_flight.append(values)
+        self._in_flight.setdefault(rank, []).append(values)
 
     # -- completion -------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Window:
         self._require_open()
         with serial:
             self._win.Flush(rank)
-        self._in_flight.clear()
+        self._in_flight.pop(rank, None)
 
     def flush_all(self) -> None:
         """Complete everything started towards every rank."""
@@ -195,7 +195,7 @@ class Window:
                 yield
             finally:
                 self._win.Unlock(rank)
-                self._in_flight.clear()
+                self._in_flight.pop(rank, None)
 
     def free(self) -> None:
         """Give the memory back. Collective; a second call does nothing."""

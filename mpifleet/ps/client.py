@@ -189,17 +189,19 @@ class Client:
     def ask_all(self, kind: Kind, request: dict[str, Any], payload: bytes = b"") -> None:
         """Send SAVE or LOAD to all servers and wait until all are done.
 
-        request: JSON-able; payload: bytes that follow it.  Raises CheckpointError with the text of
-        the first server that failed.
+        request: JSON-able; payload: bytes that follow it, for the first server only.
+        Raises CheckpointError with the text of the first server that failed.
         """
-        text = json.dumps(request).encode()
-        whole = np.frombuffer(len(text).to_bytes(8, "little") + text + payload, np.uint8)
-        tickets = [
-            self._mailbox.post(
-                server, Lane.REQUEST, kind, sections=[(0, whole)], total_bytes=whole.size
+        tickets = []
+        for server in range(self.num_servers):
+            text = json.dumps({**request, "has_payload": server == 0}).encode()
+            parts = len(text).to_bytes(8, "little") + text + (payload if server == 0 else b"")
+            whole = np.frombuffer(parts, np.uint8)
+            tickets.append(
+                self._mailbox.post(
+                    server, Lane.REQUEST, kind, sections=[(0, whole)], total_bytes=whole.size
+                )
             )
-            for server in range(self.num_servers)
-        ]
         failures = []
         for server, ticket in enumerate(tickets):
             header = self._mailbox.wait_reply(server, ticket)

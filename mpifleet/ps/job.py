@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mpifleet.errors import ConfigError
 from mpifleet.log import get_logger
-from mpifleet.mpi import serial
+from mpifleet.mpi import gather_json, serial
 from mpifleet.partition import pieces
 from mpifleet.patience import Patience, sharpen_sleep
 from mpifleet.ps.agreement import check_shared_memory, compare
@@ -26,6 +27,8 @@ from mpifleet.roles import Role, Roles
 from mpifleet.window import MAX_COUNT, Window
 
 _TAG_DENSE = 1
+MARGIN_BYTES = 1 << 20
+"""For gates, padding, and what MPI itself keeps beside a server's windows."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Job:
         load_from: Path | None,
     ) -> None:
         compare(roles, {**facts, **specs.facts()})
+        self._compare_start(roles, load_from)
         sharpen_sleep()
         self._mpi = mpi
         self._roles = roles
@@ -74,13 +78,25 @@ class Job:
         self._mailbox_window = Window(mpi, roles.world, num_bytes, atomic=True)
         self._shard: Shard | None = None
         self.client: Client | None = None
+        self._mailbox: ServerMailbox | None = None
         if is_server:
+            self._mailbox = ServerMailbox(
+                self._mailbox_window, self._mailbox_layout, roles.world.rank
+            )
             self._shard = self._make_shard(dense_hypers, sparse_hypers)
         else:
             self.client = self._make_client()
         if roles.world.rank == 0:
             get_logger().info("tables have the %s home (%s)", home_name, reason)
         self._first_values(dense, load_from)
+
+    @staticmethod
+    def _compare_start(roles: Roles, load_from: Path | None) -> None:
+        """Raise ConfigError on every rank where servers start from different files. Collective."""
+        told = gather_json(roles.world, str(load_from))
+        starts = {roles.name_of(rank): told[rank] for rank in roles.server_ranks}
+        if len(set(starts.values())) > 1:
+            raise ConfigError(f"servers start from different checkpoints: {starts}")
 
     def _plan_mailbox(self, home_name: str) -> MailboxLayout:
         specs = self._layouts[0].specs
@@ -98,6 +114,7 @@ class Job:
         if self._roles.role is Role.SERVER and (home_name == "node" or self._roles.one_node):
             num_bytes = self._layouts[self._roles.index].num_bytes
             num_bytes += self._mailbox_layout.num_bytes if self._roles.one_node else 0
+            num_bytes += MARGIN_BYTES
         check_shared_memory(self._roles, num_bytes)
 
     def _make_shard(self, dense_hypers: np.ndarray, sparse_hypers: np.ndarray) -> Shard:
@@ -107,7 +124,7 @@ class Job:
             dense_hypers,
             sparse_hypers,
             exclusive=self._home.exclusive,
-            breathe=self._progress,
+            breathe=self._breathe,
             published=True,
         )
 
@@ -120,6 +137,12 @@ class Job:
             self._settings.patience,
         )
         return Client(self._layouts, self._home, mailbox)
+
+    def _breathe(self) -> None:
+        """Between chunks of long work: MPI moves on, and workers see that this server lives."""
+        assert self._mailbox is not None
+        self._mailbox.beat()
+        self._progress()
 
     def _progress(self) -> None:
         with serial:
@@ -159,11 +182,11 @@ class Job:
     def serve(self) -> None:
         """Serve until every worker has stopped. On servers."""
         assert self._shard is not None
+        assert self._mailbox is not None
         storage = self._storage(self._shard)
-        mailbox = ServerMailbox(self._mailbox_window, self._mailbox_layout, self._roles.world.rank)
         ParameterServer(
             self._shard,
-            mailbox,
+            self._mailbox,
             sync=self._settings.sync,
             skip_nonfinite=self._settings.skip_nonfinite,
             handlers={
@@ -171,6 +194,7 @@ class Job:
                 Kind.LOAD: lambda message: storage.answer_load(*split_request(message)),
             },
             progress=self._progress,
+            report_s=self._settings.patience.report_s,
         ).run()
 
     @property

@@ -80,36 +80,47 @@ class Loader:
 
     def _load_dense(self, checkpoint: Checkpoint) -> None:
         for table, spec in enumerate(self._specs.dense):
-            slots = self._shard.dense_state[table]
-            flats = {n: np.zeros(spec.size, np.dtype(spec.dtype)) for n in (VALUE, *slots)}
-            steps = self._shard.dense_steps[table]
+            self._shard.forget_dense(table)
+            part, slots = self._shard.layout.dense[table], self._shard.dense_state[table]
+            values = np.empty(part.stop - part.start, np.dtype(spec.dtype))
             for index, param in enumerate(spec.params):
                 entry = checkpoint.dense(param.name)
-                flats[VALUE][param.start : param.stop] = entry.value.reshape(-1)
+                low, high = max(param.start, part.start), min(param.stop, part.stop)
+                here = slice(low - part.start, max(low, high) - part.start)
+                there = slice(low - param.start, max(low, high) - param.start)
+                values[here] = entry.value.reshape(-1)[there]
                 if self._same_rule(param.name, entry.attrs, spec.rule.name):
-                    steps[index] = entry.step
-                    for slot in slots:
-                        flats[slot][param.start : param.stop] = entry.state[slot].reshape(-1)
-            part = self._shard.layout.dense[table]
-            self._shard.set_dense(table, flats[VALUE][part.start : part.stop])
-            for slot, values in slots.items():
-                values.numpy()[:] = flats[slot][part.start : part.stop]
+                    self._shard.dense_steps[table][index] = entry.step
+                    for slot, state in slots.items():
+                        saved = self._slot(checkpoint, param.name, entry.state, slot)
+                        state.numpy()[here] = saved.reshape(-1)[there]
+            self._shard.set_dense(table, values)
 
     def _load_sparse(self, checkpoint: Checkpoint, table: int, spec: SparseSpec) -> None:
         num_servers, server = self._shard.layout.num_servers, self._server
         attrs = checkpoint.sparse_attrs(spec.name)
         slots = self._shard.sparse_state[table]
         with_state = self._same_rule(spec.name, attrs, spec.rule.name)
+        self._shard.forget_sparse(table)
         if with_state:
             self._shard.sparse_steps[table] = int(attrs["step"])
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
         for first, last in pieces(spec.num_rows, max(1, LOAD_BLOCK_BYTES // row_bytes)):
+            self._shard.breathe()
             block = checkpoint.sparse_block(spec.name, first, last)
             rows = shard_range(first, last, num_servers, server)
             own = slice((server - first) % num_servers, None, num_servers)
             self._shard.set_rows(table, rows.start, np.ascontiguousarray(block[VALUE][own]))
             for slot, values in slots.items() if with_state else ():
-                values.numpy()[rows] = block[slot][own]
+                values.numpy()[rows] = self._slot(checkpoint, spec.name, block, slot)[own]
+
+    @staticmethod
+    def _slot(
+        checkpoint: Checkpoint, name: str, arrays: dict[str, np.ndarray], slot: str
+    ) -> np.ndarray:
+        if slot not in arrays:
+            raise CheckpointError(f"state {slot!r} of {name!r} is not in {checkpoint.path}")
+        return arrays[slot]
 
     def _same_rule(self, name: str, attrs: dict[str, Any], rule: str) -> bool:
         if attrs.get("rule") == rule:

@@ -66,6 +66,11 @@ class MailboxLayout:
         """Byte offset of the count of updates applied from DENSE or ROWS lanes."""
         return lane * _WORD
 
+    @property
+    def beat(self) -> int:
+        """Byte offset of a count that rises while the server works on something long."""
+        return 2 * _WORD
+
     def flags(self, worker: int) -> int:
         """Byte offset of a worker's flags, one int64 per Lane."""
         return ALIGN_BYTES * (1 + worker)
@@ -175,6 +180,7 @@ class WorkerMailbox:
         self._patience.wait(
             lambda: self._read(server, offset) == EMPTY,
             lambda: f"server {server} taking what worker {self._worker} put in lane {lane.name}",
+            lambda: self._read(server, self.layout.beat),
         )
 
     def wait_version(self, server: int, lane: Lane, version: int) -> None:
@@ -185,6 +191,7 @@ class WorkerMailbox:
                 f"server {server} finishing {lane.name} update {version} "
                 f"(it is at {self.version(server, lane)})"
             ),
+            lambda: self._read(server, self.layout.beat),
         )
 
     def version(self, server: int, lane: Lane) -> int:
@@ -197,6 +204,7 @@ class WorkerMailbox:
         self._patience.wait(
             lambda: self._read(server, offset) == sequence,
             lambda: f"the answer of server {server} to request {sequence}",
+            lambda: self._read(server, self.layout.beat),
         )
         words = np.empty(HEADER_BYTES, np.uint8)
         self._window.get(self._ranks[server], self.layout.lane(self._worker, Lane.REPLY), words)
@@ -226,6 +234,7 @@ class ServerMailbox:
         self._window = window
         self._rank = rank
         self._flags = np.zeros((layout.num_workers, ALIGN_BYTES // _WORD), np.int64)
+        self._beats = 0
 
     def poll(self) -> np.ndarray:
         """All flags, int64 [num_workers, 8], columns by Lane; then payloads may be loaded."""
@@ -248,6 +257,11 @@ class ServerMailbox:
         """Free a lane: what it held was dealt with, and views of it must not be used any more."""
         self._store(self.layout.flags(worker) + lane * _WORD, EMPTY)
         self._flags[worker, lane] = EMPTY
+
+    def beat(self) -> None:
+        """Show workers that wait that this server works."""
+        self._beats += 1
+        self._store(self.layout.beat, self._beats)
 
     def set_version(self, lane: Lane, version: int) -> None:
         """Publish the count of updates applied."""

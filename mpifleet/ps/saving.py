@@ -1,8 +1,8 @@
 """All servers' tables as one checkpoint.
 
 The first server writes; the others send it what it asks for, block by block, so its memory grows by
-one block and one dense table, and the directory need only be shared for loading. The file is the
-same whatever the number of servers: rows are in order of their keys.
+one block and one dense table. The directory must be the same on all nodes. The file is the same
+whatever the number of servers: rows are in order of their keys.
 """
 
 import secrets
@@ -16,7 +16,7 @@ import numpy as np
 
 from mpifleet.checkpoint import DenseEntry, SparseEntry, write_checkpoint
 from mpifleet.errors import CheckpointError
-from mpifleet.mpi import bcast_json
+from mpifleet.mpi import bcast_json, serial
 from mpifleet.partition import pieces, shard_range
 from mpifleet.ps.agreement import first_failure
 from mpifleet.ps.shard import Shard
@@ -115,6 +115,7 @@ class Saver:
     def _gather_block(self, table: int, first: int, last: int) -> dict[str, np.ndarray]:
         """Values and state of the keys [first, last), in order. Called on the first server."""
         spec, num_servers = self._specs.sparse[table], len(self._layouts)
+        self._shard.breathe()
         self._ask(_SPARSE, table, first, last)
         names = [VALUE, *self._shard.sparse_state[table]]
         block = {n: np.empty((last - first, spec.dim), np.dtype(spec.dtype)) for n in names}
@@ -144,6 +145,7 @@ class Saver:
         """Answer the first server's questions until it has no more."""
         while True:
             what, table, first, last = bcast_json(self._comm, None)
+            self._shard.breathe()
             if what == _END:
                 return
             if what == _DENSE:
@@ -165,7 +167,8 @@ class Saver:
         assert self._mpi is not None
         flat = array.reshape(-1).view(np.uint8)
         for start, stop in pieces(flat.size, MAX_COUNT):
-            call([flat[start:stop], self._mpi.BYTE], rank)
+            with serial:
+                call([flat[start:stop], self._mpi.BYTE], rank)
 
     def _check_same_directory(self, directory: Path) -> str:
         """What is wrong with the directory, "" when all servers see the same one. Collective."""
@@ -178,7 +181,7 @@ class Saver:
                 failure, token = f"cannot write to {directory}: {error}", ""
         if self._comm is not None:
             token = bcast_json(self._comm, token)
-        if token and not _appears(directory / token):
+        if token and not appears(directory / token):
             failure = f"{directory} is not the same directory on the node of server {self._server}"
         failure = first_failure(self._comm, failure)
         if self._server == 0 and token:
@@ -186,7 +189,7 @@ class Saver:
         return failure
 
 
-def _appears(path: Path) -> bool:
+def appears(path: Path) -> bool:
     """Whether a file becomes visible; network file systems may take a while."""
     end_s = time.monotonic() + _TOKEN_PATIENCE_S
     while not path.exists():

@@ -1,11 +1,13 @@
 """The server's loop: look at the lanes, merge, apply, answer, until every worker has stopped."""
 
+import time
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from mpifleet.log import get_logger
 from mpifleet.patience import Backoff
 from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.finite import FiniteGuard
@@ -22,6 +24,11 @@ class Part(Protocol):
 
     members: set[int]
 
+    @property
+    def awaited(self) -> int | None:
+        """The worker for which others wait; None for nobody."""
+        ...
+
     def serve(self, flags: np.ndarray) -> bool:
         """Deal with what has arrived; whether there was anything."""
         ...
@@ -37,7 +44,7 @@ class Gradients:
         self.mailbox = mailbox
         self.assembler = Assembler(mailbox, lane)
         self._shard = shard
-        self._guard = FiniteGuard(skip_nonfinite)
+        self._guard = FiniteGuard(skip_nonfinite, shard.breathe)
         self._version = 0
 
     def decode(self, message: np.ndarray) -> list[Any]:
@@ -47,10 +54,14 @@ class Gradients:
             return list(decode_dense(layout, message))
         return list(decode_rows(layout.specs, message))
 
+    def kind(self, worker: int) -> Kind:
+        """What a full lane holds."""
+        return self.mailbox.header(worker, self.lane).kind
+
     def merger(self) -> Any:
         """A merger for this kind."""
         make = DenseMerger if self.lane is Lane.DENSE else RowsMerger
-        return make(self._shard.layout)
+        return make(self._shard.layout, self._shard.breathe)
 
     def accept(self, worker: int, header: Header, gradients: Sequence[Any]) -> bool:
         """Whether the gradients may be applied. Raises NonFiniteGradient."""
@@ -75,6 +86,8 @@ class Gradients:
 
 class AsyncPart:
     """Applies each message as it comes, undivided, one per turn and workers in turn."""
+
+    awaited: int | None = None
 
     def __init__(self, gradients: Gradients, num_workers: int) -> None:
         self.members = set(range(num_workers))
@@ -123,20 +136,31 @@ class SyncPart:
 
     def serve(self, flags: np.ndarray) -> bool:
         """Merge the message of the worker whose turn it is, if it has arrived."""
-        lane = self._gradients.lane
-        for worker in sorted(self.members.difference(self._active)):
-            if flags[worker, lane]:
-                self._deal_with(worker)
-                return True
-        if not self._active or not flags[self._active[self._turn], lane]:
+        worker = self._next(flags[:, self._gradients.lane])
+        if worker is None:
             return False
-        self._deal_with(self._active[self._turn])
+        self._deal_with(worker)
         if self._turn and self._turn == len(self._active):
             self._turn = 0
             if self._merger.count:
                 self._gradients.apply(self._merger.take_mean())
             self._gradients.publish()
         return True
+
+    def _next(self, full: np.ndarray) -> int | None:
+        """Who is dealt with next: who says no more than STOP, PAUSE or RESUME need not wait."""
+        idle = self.members.difference(self._active)
+        for worker in sorted(idle.union(self._active[self._turn :])):
+            if full[worker] and self._gradients.kind(worker) is not Kind.STEP:
+                return worker
+        if not self._active or not full[self._active[self._turn]]:
+            return None
+        return self._active[self._turn]
+
+    @property
+    def awaited(self) -> int | None:
+        """The worker that keeps a half merged step waiting; None where no step has begun."""
+        return self._active[self._turn] if self._turn else None
 
     def _deal_with(self, worker: int) -> None:
         taken = self._gradients.assembler.take(worker)
@@ -221,7 +245,8 @@ class Requests:
 class ParameterServer:
     """Serves until every worker has stopped: dense lanes first, then requests, then rows.
 
-    progress: lets MPI move what others started towards this rank.
+    progress: lets MPI move what others started towards this rank.  report_s: how long a half
+    merged step may wait before the missing worker is named in the log.
     """
 
     def __init__(
@@ -233,6 +258,7 @@ class ParameterServer:
         skip_nonfinite: bool,
         handlers: Mapping[Kind, Callable[[bytes], bytes]],
         progress: Callable[[], None],
+        report_s: float = 60.0,
     ) -> None:
         make = SyncPart if sync else AsyncPart
         used = lanes_of(shard.layout.specs)
@@ -248,16 +274,35 @@ class ParameterServer:
         self._requests = Requests(shard, mailbox, handlers)
         self._mailbox = mailbox
         self._progress = progress
+        self._report_s = report_s
 
     def run(self) -> None:
         """Serve until every worker has stopped; at most a few milliseconds between looks at MPI."""
         backoff = Backoff(long_sleep_s=IDLE_SLEEP_S)
+        busy_s = time.monotonic()
         while self._dense.members or self._rows.members:
             if self._turn():
                 backoff.reset()
+                busy_s = time.monotonic()
             else:
                 self._progress()
                 backoff.pause()
+                busy_s = self._report(busy_s)
+
+    def _report(self, since_s: float) -> float:
+        """Name the worker that others have waited for; returns since when to count on."""
+        now_s = time.monotonic()
+        if now_s - since_s < self._report_s:
+            return since_s
+        for part in (self._dense, self._rows):
+            if part.awaited is not None:
+                get_logger().warning(
+                    "%.0f s without the step of worker %d, for which other workers wait",
+                    now_s - since_s,
+                    part.awaited,
+                )
+                break
+        return now_s
 
     def _turn(self) -> bool:
         flags = self._mailbox.poll()
@@ -265,9 +310,9 @@ class ParameterServer:
             return False
         if self._dense.serve(flags):
             return True
-        if self._requests.serve(flags, self._settle):
-            return True
-        return self._rows.serve(flags)
+        # A stream of pulls must not hold up the rows for ever.
+        answered = self._requests.serve(flags, self._settle)
+        return self._rows.serve(flags) or answered
 
     def _settle(self) -> None:
         """Apply everything that was delivered before this moment and can be applied."""

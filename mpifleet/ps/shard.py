@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifleet.partition import pieces
+from mpifleet.partition import chunks
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import ParamSpec, ShardLayout
 from mpifleet.ps.update_rules import UpdateRule, make_rule
-
-CHUNK_ROWS = 65_536
-CHUNK_ELEMENTS = 1 << 20
-"""Rows, and dense elements, updated between two looks at MPI: a few milliseconds of work."""
 
 State = dict[str, torch.Tensor]
 
@@ -47,7 +43,7 @@ class Shard:
     ) -> None:
         self.layout = layout
         self._exclusive = exclusive
-        self._breathe = breathe
+        self.breathe = breathe
         specs = layout.specs
         self._views = [
             torch.from_numpy(layout.dense_view(memory, t)) for t in range(len(specs.dense))
@@ -58,6 +54,7 @@ class Shard:
             torch.from_numpy(layout.sparse_view(memory, t)) for t in range(len(specs.sparse))
         ]
         self.sparse_steps = np.zeros(len(specs.sparse), np.int64)
+        self._dense_hypers, self._sparse_hypers = dense_hypers, sparse_hypers
         self._dense_rules = [make_rule(spec.rule) for spec in specs.dense]
         self._sparse_rules = [make_rule(spec.rule) for spec in specs.sparse]
         self.dense_state = [
@@ -68,6 +65,20 @@ class Shard:
             _new_state(*parts)
             for parts in zip(self._sparse_rules, self._rows, sparse_hypers, strict=True)
         ]
+
+    def forget_dense(self, table: int) -> None:
+        """Let a dense table's optimizer state start anew."""
+        self.dense_steps[table][:] = 0
+        first_of = self._dense_rules[table].initial_state(self._dense_hypers[table])
+        for slot, first in first_of.items():
+            self.dense_state[table][slot].fill_(first)
+
+    def forget_sparse(self, table: int) -> None:
+        """Let a sparse table's optimizer state start anew."""
+        self.sparse_steps[table] = 0
+        first_of = self._sparse_rules[table].initial_state(self._sparse_hypers[table])
+        for slot, first in first_of.items():
+            self.sparse_state[table][slot].fill_(first)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -123,28 +134,29 @@ class Shard:
             low, high = max(start, part.start) - part.start, min(stop, part.stop) - part.start
             if low >= high:
                 continue
-            for first, last in pieces(high - low, CHUNK_ELEMENTS):
+            for first, last in chunks(high - low, self._dense[table].itemsize):
                 chunk = slice(low + first, low + last)
                 state = {slot: values[chunk] for slot, values in self.dense_state[table].items()}
                 values = self._dense[table][chunk]
                 rule.apply_dense(values, grads[chunk], state, step, gradient.hyper)
-                self._breathe()
+                self.breathe()
 
     def _publish(self) -> None:
         for view, values in zip(self._views, self._dense, strict=True):
             if view is not values:
-                for first, last in pieces(values.numel(), CHUNK_ELEMENTS):
+                for first, last in chunks(values.numel(), values.itemsize):
                     with self._exclusive():
                         view[first:last] = values[first:last]
-                    self._breathe()
+                    self.breathe()
 
     def apply_rows(self, gradients: Sequence[RowsGradient]) -> None:
         """Update the touched rows of all sparse tables, each row at most once per gradient."""
         for table, gradient in enumerate(gradients):
             self.sparse_steps[table] += gradient.num_pushed > 0
-            for start, stop in pieces(gradient.rows.size, CHUNK_ROWS):
+            row_bytes = gradient.values.shape[1] * gradient.values.itemsize
+            for start, stop in chunks(gradient.rows.size, row_bytes):
                 if start:
-                    self._breathe()
+                    self.breathe()
                 rows = torch.from_numpy(gradient.rows[start:stop])
                 grads = torch.from_numpy(gradient.values[start:stop])
                 self._apply_rows(table, rows, grads, gradient.hyper)

@@ -43,7 +43,10 @@ class SparseGradient:
 
     def stage(self, unique: UniqueKeys, grads: Tensor) -> None:
         """Called in backward: the look-up's distinct keys, their gradient [u, dim]."""
-        self._staged.append((torch._C._current_graph_task_id(), unique, grads))
+        task = torch._C._current_graph_task_id()
+        if self._staged and self._staged[-1][0] != task:
+            self._staged.clear()  # left by torch.autograd.grad(), which keeps no .grad
+        self._staged.append((task, unique, grads))
 
     def _accumulate(self, weight: Tensor) -> None:
         # What torch.autograd.grad() staged never gets here and must not be taken for a gradient.

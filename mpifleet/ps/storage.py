@@ -37,7 +37,8 @@ class Storage:
 
     def answer_save(self, request: dict[str, Any], payload: bytes) -> bytes:
         """Serve a SAVE request: empty when done, else what went wrong."""
-        buffers = unpack_buffers(request["buffers"], payload)
+        facts = request["buffers"] if request["has_payload"] else []
+        buffers = unpack_buffers(facts, payload)
         try:
             self.save(Path(request["directory"]), request["meta"], buffers)
         except CheckpointError as error:

@@ -224,7 +224,7 @@ class FaceOfJob(Session):
     ) -> None:
         self.roles, self.strategy = roles, strategy
         self.model, self.optimizer, self.exchange = model, optimizer, exchange
-        self.util = Util(MPI if roles else None, roles, self.rest)
+        self.util = Util(MPI if roles else None, roles, self.meet)
 
 
 def _settings(strategy: DistributedStrategy, place: Place, end_s: float) -> Settings:

@@ -102,16 +102,16 @@ def test_async_serves_workers_in_turn():
     assert order == [0, 1, 2, 0, 1, 2]
 
 
-def test_dense_comes_before_requests_and_rows():
+def test_dense_comes_first_and_pulls_do_not_hold_up_rows():
     server = Server(2, sync=False)
     server.push_rows(0, [1], 2.0)
     server.push_dense(1, 2.0)
     server.lanes.deliver(1, Lane.REQUEST, np.zeros(1, np.int64).view(np.uint8), kind=Kind.PULL_ROWS)
     done = []
-    for _ in range(3):
+    for _ in range(2):
         server.loop._turn()
         done.append((server.dense[0] != 0, server.lanes.is_full(1, Lane.REPLY), server.rows[1, 0]))
-    assert done == [(True, False, 0), (True, True, 0), (True, True, -1)]
+    assert done == [(True, False, 0), (True, True, -1)]
 
 
 def test_sync_waits_for_every_worker_and_takes_the_mean():
@@ -276,3 +276,14 @@ def test_answers_to_pulls():
     rows = reply(0, Lane.REPLY, 24).view(np.float32).reshape(3, DIM)
     assert rows.tolist() == [[12, 13], [0, 1], [6, 7]]
     assert reply(1, Lane.REPLY, 20).view(np.float32).tolist() == [4, 5, 6, 7, 8]
+
+
+def test_who_pauses_or_stops_need_not_wait_for_a_slow_worker():
+    server = Server(3, sync=True)
+    announce(server, 1, Kind.PAUSE)
+    server.stop(2)
+    server.turn()
+    assert not server.lanes.server.poll().any()
+    server.push_dense(0, 2.0)
+    server.turn()
+    assert server.dense[0] == -1.0, "worker 0 alone is the mean"
