@@ -45,15 +45,15 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     yield Part("lint", "ruff format", "system", [ruff, "format", "--check", *sources], 60)
     yield Part("lint", "mypy", "system", [python, "-m", "mypy"], 180)
     # One thread: small tensors, and the cores are shared with the processes that tests start.
-    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 300, env=ONE_THREAD)
+    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
     for mpi in MPIS:
         for ranks in RANK_COUNTS:
             yield mpi_part(venvs, mpi, ranks)
     for mpi in MPIS:
         python = str(venvs / mpi / "bin" / "python")
-        yield Part("launch", "tests/launch", mpi, _pytest(python, "tests/launch"), 420)
+        yield Part("launch", "tests/launch", mpi, _pytest(python, "tests/launch"), 900)
     python = str(system / "python")
-    yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 300)
+    yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 600)
 
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
@@ -63,7 +63,7 @@ def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     command = [mpirun, *options, *_pytest(str(folder / "python"), *MPI_FOLDERS)]
     env = {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
-    return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 240, ranks, env)
+    return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 480, ranks, env)
 
 
 def _pytest(python: str, *folders: str) -> list[str]:

@@ -72,15 +72,7 @@ def run(
         print(f"\n$ {shlex.join(words)}", flush=True)
     piped = keep or quiet
     begin = time.monotonic()
-    process = subprocess.Popen(
-        words,
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if piped else None,
-        stderr=subprocess.STDOUT if piped else None,
-        start_new_session=True,
-    )
+    process = _start(words, env, cwd, piped)
     copied: list[bytes] = []
     reader = threading.Thread(target=_copy, args=(process, copied, quiet), daemon=True)
     if piped:
@@ -96,6 +88,20 @@ def run(
         reader.join(STOP_LIMIT_S)
     output = b"".join(copied).decode(errors="replace")
     return Ended(status, time.monotonic() - begin, output)
+
+
+def _start(
+    words: list[str], env: Mapping[str, str], cwd: Path, piped: bool
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if piped else None,
+        stderr=subprocess.STDOUT if piped else None,
+        start_new_session=True,
+    )
 
 
 def _copy(process: subprocess.Popen[bytes], copied: list[bytes], quiet: bool) -> None:
