@@ -53,7 +53,7 @@ def run_job(
     allow_root = dict.fromkeys(_AS_ROOT, "1") if os.geteuid() == 0 else {}
     job = subprocess.Popen(
         job_command(module, num_ranks, arguments),
-        env={**os.environ, **allow_root},
+        env={"OMP_NUM_THREADS": "1", **os.environ, **allow_root},
         stdout=subprocess.PIPE,
         text=True,
     )
