@@ -61,7 +61,7 @@ def serve_and_count(table: TableRoads, comm: Any) -> None:
     """Serve, and tell the worker how much processor time that took."""
     start_s = time.process_time()
     table.serve()
-    comm.send(time.process_time() - start_s, WORKER)
+    comm.Send(np.array([time.process_time() - start_s]), WORKER)
 
 
 def measure(idle_s: float) -> None:
@@ -84,8 +84,9 @@ def measure(idle_s: float) -> None:
     if roles.world.rank == WORKER:
         time.sleep(idle_s)
         idle.stop()
-        busy_s = roles.world.recv(source=1 - WORKER)
-        print_figures([idle_figure(busy_s, idle_s), *latencies(busy)])
+        busy_s = np.empty(1)
+        roles.world.Recv(busy_s, 1 - WORKER)
+        print_figures([idle_figure(float(busy_s[0]), idle_s), *latencies(busy)])
         busy.stop()
     else:
         serve_and_count(idle, roles.world)

@@ -61,7 +61,9 @@ class RawTables:
         self._remote = mpi.Win.Allocate(here, 1, comm=comm)
         self._row = mpi.FLOAT.Create_contiguous(dim).Commit()
         own = np.frombuffer(self._remote.tomemory(), np.uint8)
-        self._start: int = comm.bcast(_to_line(own), server)
+        start = np.array([_to_line(own)])
+        comm.Bcast(start, server)
+        self._start = int(start[0])
         self._loaded = self._table(self._shared.Shared_query(server)[0], num_rows)
         self.private = PrivateTable(0 if comm.rank == server else num_rows, dim)
         if comm.rank == server:

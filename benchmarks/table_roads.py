@@ -14,7 +14,7 @@ from mpifleet.ps.initializers import initial_rows, table_seed
 from mpifleet.ps.job import Job
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import Kind
-from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_from_torch
+from mpifleet.ps.rule_spec import HYPER_SIZE, hyper_of_group, rule_of_group
 from mpifleet.ps.spec import SparseSpec, TableSpecs
 from mpifleet.roles import Roles
 from mpifleet.strategy import DistributedStrategy
@@ -39,8 +39,9 @@ class TableRoads:
     ) -> None:
         self.home = home
         chosen = optimizer([torch.zeros(1)], lr=rate)  # type: ignore[call-arg]
-        rule = rule_from_torch(chosen)
-        self._hypers = hyper_of_group(rule, chosen.param_groups[0])[None]
+        group = chosen.param_groups[0]
+        rule = rule_of_group(chosen, group)
+        self._hypers = hyper_of_group(rule, group)[None]
         seed = table_seed(0, "rows")
         self._spec = SparseSpec("rows", num_rows, dim, "float32", rule, "uniform", 0.01, seed)
         self._job = Job(

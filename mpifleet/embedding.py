@@ -30,7 +30,10 @@ class SparseEmbedding(nn.Module):
     name, seed and key only.  padding_idx: an id that contributes zeros and is never trained.
 
     The parameter `weight` [0, dim] stands for the table: its param group in the optimizer gives the
-    table's update rule and learning rate; a table in no group is frozen.
+    table's update rule and learning rate; a table in no group is frozen. It holds no rows:
+    torch.save(model.state_dict()) saves none of them, fleet.save_persistables() does. Nor does its
+    gradient have any: torch.nn.utils.clip_grad_norm_ clips dense parameters only, the distributed
+    optimizer's own clip_grad_norm_ clips rows too.
     """
 
     def __init__(
@@ -182,11 +185,11 @@ class _Plan:
                     f"table {table!r}: pooling='concat' needs equally long bags; bag {odd[0]} has "
                     f"{lengths[odd[0]]} ids, bag 0 has {lengths[0]}"
                 )
-            slots = np.repeat(np.arange(lengths.size), lengths) if not embedding.shared else None
-            lengths = np.ones(flat.size, np.int64)
-        else:
-            slots = np.repeat(np.arange(lengths.size), lengths) if not embedding.shared else None
         bag_of: np.ndarray | None = np.repeat(np.arange(lengths.size), lengths)
+        slots = bag_of if not embedding.shared else None
+        if embedding.pooling == "concat":
+            lengths = np.ones(flat.size, np.int64)
+            bag_of = np.arange(flat.size)
         if embedding.padding_idx is not None and bag_of is not None:
             keep = flat != embedding.padding_idx
             flat, bag_of = flat[keep], bag_of[keep]

@@ -89,6 +89,28 @@ def from_labels(labels: Sequence[str]) -> list[Role]:
     return roles
 
 
+def decide(nodes: Sequence[int], asked: Sequence[Sequence[Any]]) -> list[Role]:
+    """Role of every rank from what each asked for: [own label, number of servers, symmetric].
+
+    nodes: the node of every rank.  Raises ConfigError where ranks ask for different layouts or for
+    one that cannot be.
+    """
+    layout = list(asked[0][1:])
+    for rank, (_, *theirs) in enumerate(asked):
+        if theirs != layout:
+            raise ConfigError(
+                f"ranks disagree on [number of servers, symmetric]: rank 0 has {layout}, "
+                f"rank {rank} has {theirs}"
+            )
+    num_servers, symmetric = layout
+    labels = [label for label, *_ in asked]
+    if any(labels):
+        return from_labels([label or "" for label in labels])
+    if symmetric:
+        return place_symmetric(nodes)
+    return place(nodes, default_num_servers(nodes) if num_servers is None else num_servers)
+
+
 @dataclass(frozen=True)
 class Roles:
     """Every rank's role, decided once from the world communicator. Building one is collective.
@@ -127,21 +149,7 @@ class Roles:
         world = comm.Dup()
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
         nodes = tuple(gather_json(world, bcast_json(node, world.rank)))
-        asked = gather_json(world, [label, num_servers, symmetric])
-        for rank, (_, *theirs) in enumerate(asked):
-            if theirs != asked[0][1:]:
-                raise ConfigError(
-                    f"ranks disagree on [number of servers, symmetric]: rank 0 has {asked[0][1:]}, "
-                    f"rank {rank} has {theirs}"
-                )
-        labels = [text for text, *_ in asked]
-        if any(labels):
-            roles = from_labels([text or "" for text in labels])
-        elif symmetric:
-            roles = place_symmetric(nodes)
-        else:
-            count = default_num_servers(nodes) if num_servers is None else num_servers
-            roles = place(nodes, count)
+        roles = decide(nodes, gather_json(world, [label, num_servers, symmetric]))
         role = roles[world.rank]
         group = world.Split(list(Role).index(role))
         is_leader = group.Split(nodes[world.rank]).rank == 0

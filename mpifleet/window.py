@@ -163,13 +163,6 @@ class Window:
             self._win.Flush(rank)
         self._in_flight.pop(rank, None)
 
-    def flush_all(self) -> None:
-        """Complete everything started towards every rank."""
-        self._require_open()
-        with serial:
-            self._win.Flush_all()
-        self._in_flight.clear()
-
     def sync(self) -> None:
         """Order this rank's loads and stores against one-sided accesses to its memory."""
         self._require_open()

@@ -30,7 +30,7 @@ class DenseEntry:
     """One dense parameter with its optimizer state.
 
     value: any torch shape. state: arrays of the same shape by slot name. step: number of updates
-    so far. attrs: JSON-able facts (rule, hyper-parameters).
+    so far. attrs: JSON-able facts (rule).
     """
 
     name: str

@@ -15,7 +15,7 @@ from mpifleet.partition import pieces
 from mpifleet.patience import Patience, sharpen_sleep
 from mpifleet.ps.agreement import check_shared_memory, compare
 from mpifleet.ps.client import Client, split_request
-from mpifleet.ps.homes import Home, make_home
+from mpifleet.ps.homes import make_home
 from mpifleet.ps.mailbox import MailboxLayout, ServerMailbox, WorkerMailbox, plan
 from mpifleet.ps.message import Kind
 from mpifleet.ps.selftest import choose_home
@@ -196,11 +196,6 @@ class Job:
             progress=self._progress,
             report_s=self._settings.patience.report_s,
         ).run()
-
-    @property
-    def home(self) -> Home:
-        """The tables' home as this rank sees it."""
-        return self._home
 
     def free(self) -> None:
         """Give all windows back. Collective."""

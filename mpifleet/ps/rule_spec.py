@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,20 +69,6 @@ class RuleSpec:
         if self.nesterov and self.name != "momentum":
             raise ConfigError(f"nesterov=True needs rule 'momentum', not {self.name!r}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The spec as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> RuleSpec:
-        """The spec that `to_dict` wrote. Raises ConfigError for missing or unknown fields."""
-        unknown = sorted(set(fields) - {"name", *_FLAGS})
-        if unknown or "name" not in fields:
-            raise ConfigError(
-                f"update rule {dict(fields)!r}: the fields are name, {', '.join(_FLAGS)}"
-            )
-        return cls(**fields)
-
 
 def rule_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> RuleSpec:
     """The rule one param group of a torch optimizer asks for.
@@ -109,22 +95,6 @@ def rule_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
     if family == "adam" and group.get("decoupled_weight_decay"):
         family = "adamw"
     return RuleSpec(family, maximize=maximize)
-
-
-def rule_from_torch(optimizer: torch.optim.Optimizer) -> RuleSpec:
-    """The one rule that all param groups of a torch optimizer ask for.
-
-    Raises ConfigError as `rule_of_group` does, and when groups ask for different rules: then each
-    group's own rule comes from `rule_of_group`.
-    """
-    rules = [rule_of_group(optimizer, group) for group in optimizer.param_groups]
-    for index, rule in enumerate(rules):
-        if rule != rules[0]:
-            raise ConfigError(
-                f"param group {index} of torch.optim.{type(optimizer).__name__} asks for {rule}, "
-                f"group 0 for {rules[0]}; one rule was expected for all groups"
-            )
-    return rules[0]
 
 
 def hyper_of_group(rule: RuleSpec, group: Mapping[str, Any]) -> np.ndarray:

@@ -50,7 +50,6 @@ from mpifleet.ps.rule_spec import (
     WEIGHT_DECAY,
     RuleSpec,
     hyper_of_group,
-    rule_from_torch,
     rule_of_group,
 )
 
@@ -61,7 +60,6 @@ __all__ = [
     "UpdateRule",
     "hyper_of_group",
     "make_rule",
-    "rule_from_torch",
     "rule_of_group",
 ]
 
@@ -91,11 +89,6 @@ class UpdateRule:
     def __init__(self, spec: RuleSpec, kernels: Kernels) -> None:
         self.spec = spec
         self._kernels = kernels
-
-    def new_state(self, values: Tensor, hyper: Hyper) -> dict[str, Tensor]:
-        """Fresh state for `values` (any shape): zeros, or what the rule starts from."""
-        start = self.initial_state(hyper)
-        return {slot: torch.full_like(values, start[slot]) for slot in self.slots}
 
     def initial_state(self, hyper: Hyper) -> dict[str, float]:
         """The number that fills each state slot before the first update."""

@@ -91,7 +91,7 @@ def test_memory_of_others_is_loaded_directly(comm, on_node):
             got = [np.empty(8 * (rank + 1), np.uint8) for rank in range(comm.size)]
             for rank, out in enumerate(got):
                 window.get(rank, 0, out)
-            window.flush_all()
+                window.flush(rank)
             seen = [out.tolist() for out in got]
         assert together(comm, seen == [[r + 1] * 8 * (r + 1) for r in range(comm.size)])
 
@@ -321,7 +321,6 @@ def test_use_after_free_is_refused(comm, atomic, on_node):
         *(lambda verb=verb: getattr(window, verb)(0, 0, word) for verb in VERBS),
         lambda: window.get_rows(0, 0, word, np.zeros((1, 1))),
         lambda: window.flush(0),
-        window.flush_all,
         window.sync,
     ]
     if not atomic:
