@@ -28,8 +28,15 @@ HEIGHT = {
     for name in names.split()
 }
 HEIGHT["mpifleet"] = list(LAYERS).index("face")
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 40
+# The few longer modules, each with the lines it may have and why it is not cut.
+LONG_MODULES = {
+    "mpifleet/ps/server.py": 330,  # the loop and its two ways to apply a message read as one
+    "mpifleet/session.py": 310,  # start, calls and end of a run share its state
+}
+# Names of longer functions, each with the reason why cutting it would not help; none at present.
+LONG_FUNCTIONS: dict[str, str] = {}
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
@@ -111,21 +118,22 @@ def test_foreign_imports_have_one_place(path, tree):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_are_short(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_MODULE_LINES
+    assert lines <= LONG_MODULES.get(str(path.relative_to(ROOT)), MAX_MODULE_LINES)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize(("path", "tree"), each(TREES))
-def test_functions_are_short(path, tree):
-    long = {
-        function.name: lines
-        for function in functions(tree)
-        if (lines := function.end_lineno - function.lineno + 1) > MAX_FUNCTION_LINES
+@pytest.mark.parametrize("folder", ["mpifleet", "examples", "benchmarks", "tools"])
+def test_functions_are_short(folder):
+    lines_of = {
+        f"{path.relative_to(ROOT)}: {function.name}": function.end_lineno - function.lineno + 1
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for function in functions(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert not long, f"longer than {MAX_FUNCTION_LINES} lines"
+    long = {name: lines for name, lines in lines_of.items() if lines > MAX_FUNCTION_LINES}
+    assert long.keys() == {name for name in LONG_FUNCTIONS if name.startswith(folder)}, long
 
 
 def undocumented(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
