@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpifleet.errors import LaunchError
 from mpifleet.launchenv import read_launch_env
 
 LIMIT_S = 600.0
-STOP_S = 10.0
+STOP_S = 30.0
 
 
 def is_launched() -> bool:
@@ -44,19 +44,22 @@ def job_command(module: str, num_ranks: int, arguments: Sequence[str]) -> list[s
 def run_job(
     module: str, num_ranks: int, arguments: Sequence[str], limit_s: float = LIMIT_S
 ) -> tuple[int, list[str]]:
-    """Run the module as a job, pass its output on, and return its exit status and stdout's lines.
-
-    After `limit_s` the job is ended; its status is then that of a job ended by a signal. SIGTERM to
-    this process ends the job too.
-    """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """Run the module as a job of `num_ranks` ranks: see `run_command`."""
     allow_root = dict.fromkeys(_AS_ROOT, "1") if os.geteuid() == 0 else {}
-    job = subprocess.Popen(
-        job_command(module, num_ranks, arguments),
-        env={"OMP_NUM_THREADS": "1", **os.environ, **allow_root},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = job_command(module, num_ranks, arguments)
+    return run_command(command, limit_s, {"OMP_NUM_THREADS": "1", **os.environ, **allow_root})
+
+
+def run_command(
+    command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int, list[str]]:
+    """Run a command, pass its output on, and return its exit status and stdout's lines.
+
+    After `limit_s` the command is ended; its status is then that of one ended by a signal. SIGTERM
+    to this process ends the command too.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     # terminate, not kill: mpirun then ends its ranks and removes their segments.
     limit = threading.Timer(limit_s, job.terminate)
@@ -72,6 +75,7 @@ def run_job(
         if job.poll() is None:
             job.terminate()
             job.wait(STOP_S)
+        signal.signal(signal.SIGTERM, before)
 
 
 _AS_ROOT = (

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,14 @@ def print_figures(figures: Sequence[Figure], stream: TextIO | None = None) -> No
         print(json.dumps(asdict(figure)), file=stream or sys.stdout, flush=True)
 
 
+def figures_of_lines(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The fields of all figures among printed lines."""
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
 def missed(lines: Sequence[str]) -> list[str]:
     """Names of the figures among printed lines that miss their goal."""
-    figures = [json.loads(line) for line in lines if line.startswith("{")]
-    return [figure["name"] for figure in figures if figure["met"] is False]
+    return [figure["name"] for figure in figures_of_lines(lines) if figure["met"] is False]
 
 
 def _round(number: float) -> float:
