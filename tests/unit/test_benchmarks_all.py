@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import all as every
+from benchmarks import ps_served
 from benchmarks.launch import run_command
 from benchmarks.report import Comparison, Figure, Goal, compare, print_figures
 
@@ -57,6 +58,13 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
 def test_every_benchmark_is_run():
     found = {path.stem for path in Path(every.__file__).parent.glob("ps_*.py")}
     assert found == set(every.BENCHMARKS)
+
+
+def test_without_slurm_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(ps_served, "is_launched", lambda: False)
+    monkeypatch.setattr(ps_served, "why_not", lambda: "srun not found")
+    assert ps_served.main([]) == 0
+    assert tuple(capsys.readouterr()) == ("", "ps_served: not measured: srun not found\n")
 
 
 @pytest.mark.timeout(60)
