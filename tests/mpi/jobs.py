@@ -56,11 +56,19 @@ class Place:
 
 
 def places(size: int = WORLD.size, *, least_workers: int = 1) -> list[Place]:
-    """Jobs that use all `size` ranks, each in both homes."""
+    """Jobs that use all `size` ranks: both homes at every size, one and two servers from 3 on.
+
+    Home and number of servers change together, so that the suite stays short; over all sizes every
+    home is met with one server, with two, and with several workers.
+    """
     if size == 1:
         return [Place(0, 1)] if least_workers == 1 else []
-    servers = range(1, min(size - least_workers, 2) + 1)
-    return [Place(s, size - s, home) for s, home in itertools.product(servers, ("node", "world"))]
+    most = min(size - least_workers, 2)
+    if most < 1:
+        return []
+    homes = ("node", "world") if size % 2 else ("world", "node")
+    servers = (1, most) if size > 2 else (1, 1)
+    return [Place(s, size - s, home) for s, home in zip(servers, homes, strict=True)]
 
 
 def at_places(**options: Any) -> pytest.MarkDecorator:
