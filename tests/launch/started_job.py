@@ -29,7 +29,7 @@ def run_command(server_num: int, worker_num: int, *program: str) -> list[str]:
 
 def plain_command(ranks: int, *program: str) -> list[str]:
     """The bare mpirun of the same script: what a user without `mpifleet run` would type."""
-    job = Job(0, ranks, (sys.executable, "-u", *program), cores=1)
+    job = Job(1, ranks - 1, (sys.executable, "-u", *program), cores=1)
     return command_line(find_launcher(os.environ), job, [])
 
 
