@@ -111,6 +111,15 @@ def decide(nodes: Sequence[int], asked: Sequence[Sequence[Any]]) -> list[Role]:
     return place(nodes, default_num_servers(nodes) if num_servers is None else num_servers)
 
 
+def check_single(servers: int | None, workers: int | None, role: str | None) -> None:
+    """Raise ConfigError for what a single process cannot be; None where nothing was asked for."""
+    if servers or workers not in (None, 1) or role not in (None, "worker"):
+        raise ConfigError(
+            f"server_num={servers}, worker_num={workers}, role={role!r} in a single process, which "
+            "is worker 0 of 1; start more ranks by mpifleet run, mpirun or srun"
+        )
+
+
 @dataclass(frozen=True)
 class Roles:
     """Every rank's role, decided once from the world communicator. Building one is collective.
@@ -183,6 +192,18 @@ class Roles:
     def one_node(self) -> bool:
         """Whether all ranks share one node's memory."""
         return len(set(self.nodes)) == 1
+
+    def check_counts(self, servers: int | None, workers: int | None) -> None:
+        """Raise ConfigError for counts asked for, where not None, that the roles do not have."""
+        for what, asked, there in (
+            ("servers", servers, self.num_servers),
+            ("workers", workers, self.num_workers),
+        ):
+            if asked is not None and asked != there:
+                raise ConfigError(
+                    f"{asked} {what} were asked for; {self.world.size} ranks started are "
+                    f"{self.num_servers} servers and {self.num_workers} workers"
+                )
 
     def name_of(self, rank: int) -> str:
         """Role and number of a world rank, for instance "server 0"."""

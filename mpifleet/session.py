@@ -29,7 +29,7 @@ from mpifleet.ps.agreement import compare
 from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job
 from mpifleet.ps.saving import appears
-from mpifleet.roles import Role, Roles
+from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.util import Util, wait_for_all
 from mpifleet.watch import Watch, watch_alone
@@ -68,7 +68,7 @@ class Session:
         if env.launcher != "none" or "mpi4py.MPI" in sys.modules:
             self._join(env, server_num, worker_num, role, symmetric)
         else:
-            _check_single(server_num, worker_num, role)
+            check_single(server_num, worker_num, role)
         self.util = Util(self._mpi, self.roles, self.meet)
 
     def _join(
@@ -89,7 +89,7 @@ class Session:
         label = role or requested_role()
         if comm.size == 1 and not servers:
             watched()
-            _check_single(servers, workers, label)
+            check_single(servers, workers, label)
             if env.launcher != "none":
                 watch_alone()
             return
@@ -102,7 +102,7 @@ class Session:
                 )
         self._mpi = mpi
         self.roles = Roles.assign(mpi, comm, num_servers=servers, label=label, symmetric=symmetric)
-        _check_counts(self.roles, servers, workers)
+        self.roles.check_counts(servers, workers)
         self._watch = Watch(mpi, self.roles, self.strategy, self._end_together, watched)
 
     # -- start ------------------------------------------------------------------------------------
@@ -280,25 +280,3 @@ class Session:
         wait_for_all(self._watch.comm)
         if self._job is not None:
             self._job.free()
-
-
-def _check_single(servers: int | None, workers: int | None, role: str | None) -> None:
-    """Refuse what a single process cannot be."""
-    if servers or workers not in (None, 1) or role not in (None, "worker"):
-        raise ConfigError(
-            f"server_num={servers}, worker_num={workers}, role={role!r} in a single process, which "
-            "is worker 0 of 1; start more ranks by mpifleet run, mpirun or srun"
-        )
-
-
-def _check_counts(roles: Roles, servers: int | None, workers: int | None) -> None:
-    """Refuse counts that the roles do not have."""
-    for what, asked, there in (
-        ("servers", servers, roles.num_servers),
-        ("workers", workers, roles.num_workers),
-    ):
-        if asked is not None and asked != there:
-            raise ConfigError(
-                f"{asked} {what} were asked for; {roles.world.size} ranks started are "
-                f"{roles.num_servers} servers and {roles.num_workers} workers"
-            )

@@ -78,6 +78,8 @@ class Watch:
 
     def _at_exit(self) -> None:
         """End together, or end the job: an exit handler's exception would end nothing."""
+        if self._lifeline.in_forked_child:
+            return
         self._lifeline.leave()
         try:
             self._end_together()

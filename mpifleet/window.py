@@ -26,12 +26,21 @@ class Window:
     """Bytes of one-sided memory on every rank of `comm`. Building and freeing are collective.
 
     mpi: the mpi4py.MPI module; num_bytes: this rank's share, may be 0; atomic: see above;
-    on_node: memory of all ranks can be loaded directly (`comm` must be within one node).
-    The memory starts as zeros. Raises TableError naming the cure when MPI offers no component.
+    on_node: memory of all ranks can be loaded directly (`comm` must be within one node);
+    zero_bytes: how many bytes begin as zeros, the rest as anything; None for all. What is not
+    zeroed costs no memory until it is used.
+    Raises TableError naming the cure when MPI offers no component.
     """
 
     def __init__(
-        self, mpi: ModuleType, comm: Any, num_bytes: int, *, atomic: bool, on_node: bool = False
+        self,
+        mpi: ModuleType,
+        comm: Any,
+        num_bytes: int,
+        *,
+        atomic: bool,
+        on_node: bool = False,
+        zero_bytes: int | None = None,
     ) -> None:
         self._mpi = mpi
         self._comm = comm
@@ -51,7 +60,7 @@ class Window:
             self._sizes = [size for _, size in facts]
             self.local: np.ndarray = memory[start : start + num_bytes]
             """This rank's memory, uint8 [num_bytes], on a cache line."""
-            self.local[:] = 0
+            self.local[:zero_bytes] = 0
             self._shared = [self._memory(r) for r in range(comm.size)] if on_node else None
             if atomic:
                 self._win.Lock_all()

@@ -44,7 +44,8 @@ class Home:
         is_server = roles.role is Role.SERVER
         num_bytes = layouts[roles.index].num_bytes if is_server else 0
         self._layouts = layouts
-        self._window = Window(mpi, comm, num_bytes, atomic=False, on_node=on_node)
+        # First values are written to every element: nothing need be zero before.
+        self._window = Window(mpi, comm, num_bytes, atomic=False, on_node=on_node, zero_bytes=0)
         self._gate = Window(mpi, comm, 8, atomic=True, on_node=on_node)
         self._rank = comm.rank
         self._ranks = [roles.node_rank(r) if on_node else r for r in roles.server_ranks]

@@ -16,7 +16,7 @@ from mpifleet.patience import Patience, sharpen_sleep
 from mpifleet.ps.agreement import check_shared_memory, compare
 from mpifleet.ps.client import Client, split_request
 from mpifleet.ps.homes import make_home
-from mpifleet.ps.mailbox import MailboxLayout, ServerMailbox, WorkerMailbox, plan
+from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox, plan
 from mpifleet.ps.message import Kind
 from mpifleet.ps.selftest import choose_home
 from mpifleet.ps.server import ParameterServer
@@ -73,13 +73,11 @@ class Job:
         self._mailbox_layout = self._plan_mailbox(home_name)
         self._check_memory(home_name)
         self._home = make_home(home_name, mpi, roles, self._layouts)
-        is_server = roles.role is Role.SERVER
-        num_bytes = self._mailbox_layout.num_bytes if is_server else 0
-        self._mailbox_window = Window(mpi, roles.world, num_bytes, atomic=True)
+        self._mailbox_window = self._make_mailbox()
+        self._mailbox: ServerMailbox | None = None
         self._shard: Shard | None = None
         self.client: Client | None = None
-        self._mailbox: ServerMailbox | None = None
-        if is_server:
+        if roles.role is Role.SERVER:
             self._mailbox = ServerMailbox(
                 self._mailbox_window, self._mailbox_layout, roles.world.rank
             )
@@ -107,6 +105,16 @@ class Job:
             max(layout.dense_message_bytes for layout in self._layouts),
             max((spec.dim * np.dtype(spec.dtype).itemsize for spec in specs.sparse), default=0),
             served,
+        )
+
+    def _make_mailbox(self) -> Window:
+        is_server = self._roles.role is Role.SERVER
+        return Window(
+            self._mpi,
+            self._roles.world,
+            self._mailbox_layout.num_bytes if is_server else 0,
+            atomic=True,
+            zero_bytes=self._mailbox_layout.lane(0, Lane.DENSE),
         )
 
     def _check_memory(self, home_name: str) -> None:

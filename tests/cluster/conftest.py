@@ -16,11 +16,26 @@ def cluster() -> Iterator[SlurmCluster]:
         pytest.skip(reason)
     # SIGTERM, by which a time limit ends the tests, must not leave the daemons behind.
     before = signal.signal(signal.SIGTERM, _interrupt)
-    slurm = SlurmCluster()
-    slurm.start()
+    slurm = _started()
     yield slurm
     slurm.stop()
     signal.signal(signal.SIGTERM, before)
+
+
+def _started() -> SlurmCluster:
+    """A started cluster, at other ports where somebody took one between choice and use."""
+    for _ in range(2):
+        slurm = SlurmCluster()
+        try:
+            slurm.start()
+        except RuntimeError as error:
+            if "Address already in use" not in str(error):
+                raise
+        else:
+            return slurm
+    slurm = SlurmCluster()
+    slurm.start()
+    return slurm
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

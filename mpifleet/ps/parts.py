@@ -1,0 +1,176 @@
+"""What a server does with one kind of gradient lane, in async and in sync mode."""
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.mailbox import Lane, ServerMailbox
+from mpifleet.ps.merge import DenseMerger, RowsMerger
+from mpifleet.ps.message import Header, Kind, decode_dense, decode_rows
+from mpifleet.ps.shard import Shard
+
+
+class Part(Protocol):
+    """One kind of gradient lane, DENSE or ROWS, and what is done with what arrives in it."""
+
+    members: set[int]
+
+    @property
+    def awaited(self) -> int | None:
+        """The worker for which others wait; None for nobody."""
+        ...
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Deal with what has arrived; whether there was anything."""
+        ...
+
+
+class Gradients:
+    """What both modes need of one kind of lane: decode, check, apply."""
+
+    def __init__(
+        self, shard: Shard, mailbox: ServerMailbox, lane: Lane, skip_nonfinite: bool
+    ) -> None:
+        self.lane = lane
+        self.mailbox = mailbox
+        self.assembler = Assembler(mailbox, lane)
+        self._shard = shard
+        self._guard = FiniteGuard(skip_nonfinite, shard.breathe)
+        self._version = 0
+
+    def decode(self, message: np.ndarray) -> list[Any]:
+        """The message as one gradient per table."""
+        layout = self._shard.layout
+        if self.lane is Lane.DENSE:
+            return list(decode_dense(layout, message))
+        return list(decode_rows(layout.specs, message))
+
+    def kind(self, worker: int) -> Kind:
+        """What a full lane holds."""
+        return self.mailbox.header(worker, self.lane).kind
+
+    def merger(self) -> Any:
+        """A merger for this kind."""
+        make = DenseMerger if self.lane is Lane.DENSE else RowsMerger
+        return make(self._shard.layout, self._shard.breathe)
+
+    def accept(self, worker: int, header: Header, gradients: Sequence[Any]) -> bool:
+        """Whether the gradients may be applied. Raises NonFiniteGradient."""
+        specs = self._shard.layout.specs
+        tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
+        names = [*(spec.name for spec in specs.dense), *(spec.name for spec in specs.sparse)]
+        told = names[header.argument - 1] if header.argument else ""
+        return self._guard.accept(tables, gradients, worker, header.step, told)
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Apply to the tables."""
+        if self.lane is Lane.DENSE:
+            self._shard.apply_dense(gradients)
+        else:
+            self._shard.apply_rows(gradients)
+
+    def publish(self) -> None:
+        """Raise the version: one more update is applied, or was skipped."""
+        self._version += 1
+        self.mailbox.set_version(self.lane, self._version)
+
+
+class AsyncPart:
+    """Applies each message as it comes, undivided, one per turn and workers in turn."""
+
+    awaited: int | None = None
+
+    def __init__(self, gradients: Gradients, num_workers: int) -> None:
+        self.members = set(range(num_workers))
+        self._gradients = gradients
+        self._next = 0
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Apply at most one worker's message; False too where all must wait to be staged."""
+        num_workers = len(flags)
+        full = np.flatnonzero(flags[:, self._gradients.lane])
+        in_turn = np.roll(full, -int(np.searchsorted(full, self._next))).tolist()
+        assembler = self._gradients.assembler
+        worker = next((worker for worker in in_turn if assembler.admits(worker)), None)
+        if worker is None:
+            return False
+        self._next = (worker + 1) % num_workers
+        taken = assembler.take(worker)
+        if taken is not None:
+            self._deal_with(worker, *taken)
+        return True
+
+    def _deal_with(self, worker: int, header: Header, message: np.ndarray) -> None:
+        if header.kind is Kind.STOP:
+            self.members.remove(worker)
+        elif header.kind is Kind.STEP:
+            gradients = self._gradients.decode(message)
+            if self._gradients.accept(worker, header, gradients):
+                self._gradients.apply(gradients)
+            self._gradients.publish()
+        self._gradients.mailbox.clear(worker, self._gradients.lane)
+
+
+class SyncPart:
+    """Merges one message of every active worker, in worker order, then applies their mean.
+
+    A worker that waits for all others in a collective has said PAUSE and is not waited for until
+    it says RESUME. Workers resume together, so who takes part in a step is never a race.
+    """
+
+    def __init__(self, gradients: Gradients, num_workers: int) -> None:
+        self.members = set(range(num_workers))
+        self._gradients = gradients
+        self._merger = gradients.merger()
+        self._active = list(range(num_workers))
+        self._turn = 0
+
+    def serve(self, flags: np.ndarray) -> bool:
+        """Merge the message of the worker whose turn it is, if it has arrived."""
+        worker = self._next(flags[:, self._gradients.lane])
+        if worker is None:
+            return False
+        self._deal_with(worker)
+        if self._turn and self._turn == len(self._active):
+            self._turn = 0
+            if self._merger.count:
+                self._gradients.apply(self._merger.take_mean())
+            self._gradients.publish()
+        return True
+
+    def _next(self, full: np.ndarray) -> int | None:
+        """Who is dealt with next: who says no more than STOP, PAUSE or RESUME need not wait."""
+        idle = self.members.difference(self._active)
+        for worker in sorted(idle.union(self._active[self._turn :])):
+            if full[worker] and self._gradients.kind(worker) is not Kind.STEP:
+                return worker
+        if not self._active or not full[self._active[self._turn]]:
+            return None
+        return self._active[self._turn]
+
+    @property
+    def awaited(self) -> int | None:
+        """The worker that keeps a half merged step waiting; None where no step has begun."""
+        return self._active[self._turn] if self._turn else None
+
+    def _deal_with(self, worker: int) -> None:
+        taken = self._gradients.assembler.take(worker)
+        if taken is None:
+            return
+        header, message = taken
+        if header.kind is Kind.STEP:
+            gradients = self._gradients.decode(message)
+            if self._gradients.accept(worker, header, gradients):
+                self._merger.add(gradients)
+            self._turn += 1
+        elif header.kind is Kind.RESUME:
+            insort(self._active, worker)
+        elif worker in self._active:
+            self._active.remove(worker)
+        if header.kind is Kind.STOP:
+            self.members.remove(worker)
+        self._gradients.mailbox.clear(worker, self._gradients.lane)
