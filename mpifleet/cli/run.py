@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpifleet.cli import supervise
 from mpifleet.cli.command import (
     Job,
     Launcher,
@@ -99,6 +98,9 @@ def call(arguments: argparse.Namespace) -> int:
         return 0
     if job.log_dir is not None:
         Path(job.log_dir).mkdir(parents=True, exist_ok=True)
+    # Only a job that runs pays for what watches it: help and --dry-run stay quick.
+    from mpifleet.cli import supervise
+
     return supervise.run(command, {**environ, **added}, launcher.kind == "srun", role_names(job))
 
 

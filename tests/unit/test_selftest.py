@@ -75,6 +75,6 @@ class Request:
 
 
 def test_a_trial_has_a_deadline():
-    assert selftest._completes(None, 0)
-    assert selftest._completes(Request(3), within_s=5)
-    assert not selftest._completes(Request(10**9), within_s=0.01)
+    assert selftest._completes([], 0)
+    assert selftest._completes([Request(3)], within_s=5)
+    assert not selftest._completes([Request(10**9)], within_s=0.01)
