@@ -10,6 +10,12 @@ MPI_FOLDERS = ("tests/mpi", "tests/probes")
 RANK_COUNTS = (1, 2, 3, 4)
 KINDS = ("lint", "unit", "mpi", "launch", "cluster")
 MPIS = ("system", "wheel")
+LAUNCH = {
+    "system": ("tests/launch",),
+    # How jobs end depends on the MPI; what scripts compute and print does not.
+    "wheel": tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals")),
+}
+KILL_RUNS = {"system": "6", "wheel": "4"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SOURCES = ("mpifleet", "tools", "tests", "examples", "benchmarks")
 
@@ -51,7 +57,9 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
             yield mpi_part(venvs, mpi, ranks)
     for mpi in MPIS:
         python = str(venvs / mpi / "bin" / "python")
-        yield Part("launch", "tests/launch", mpi, _pytest(python, "tests/launch"), 900)
+        command = _pytest(python, *LAUNCH[mpi])
+        env = {"MPIFLEET_KILL_RUNS": KILL_RUNS[mpi]}
+        yield Part("launch", "tests/launch", mpi, command, 900, env=env)
     python = str(system / "python")
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 600)
 

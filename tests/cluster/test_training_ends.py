@@ -19,7 +19,7 @@ from tests.launch.conftest import start_job  # noqa: F401
 from tests.launch.phases import CTR_JOB, Phases, mean_duration_s
 
 ROOT = Path(__file__).parents[2]
-KILL_RUNS = int(os.environ.get("MPIFLEET_KILL_RUNS", "5"))
+KILL_RUNS = int(os.environ.get("MPIFLEET_KILL_RUNS", "3"))
 LIMIT_S = 90.0
 END_LIMIT_S = 10.0
 ONCE_S = {"start": 0.5, "stop": 0.3}
