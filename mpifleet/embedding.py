@@ -54,10 +54,10 @@ class SparseEmbedding(nn.Module):
         super().__init__()
         _check(name, num_rows, dim, pooling, num_slots, padding_idx, dtype)
         self.name = name
-        self.num_rows = num_rows
-        self.dim = dim
+        self.num_rows = int(num_rows)
+        self.dim = int(dim)
         self.pooling = pooling
-        self.num_slots = num_slots
+        self.num_slots = int(num_slots)
         self.shared = shared
         self.initializer = initializer
         self.scale = dim**-0.5 if scale is None else scale
@@ -253,7 +253,7 @@ def _check(
     if not name or not isinstance(name, str) or "/" in name:
         raise ConfigError(f"table name {name!r}: use a non-empty text without '/'")
     for what, value in (("num_rows", num_rows), ("dim", dim), ("num_slots", num_slots)):
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ConfigError(
                 f"table {name!r}: {what}={value!r} must be a whole number of at least 1"
             )

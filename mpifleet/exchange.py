@@ -29,6 +29,7 @@ class Exchange(Protocol):
     """A worker's way to the tables. Only methods that say so are collective."""
 
     num_servers: int
+    is_finished: bool
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """Rows of unique.keys, [u, dim], for the caller to keep."""

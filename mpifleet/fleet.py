@@ -201,6 +201,13 @@ def distributed_optimizer(
             raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
         session.set_strategy(strategy)
     session.check_not_started("distributed_optimizer(...)")
+    if session.optimizer is not None:
+        raise ConfigError(
+            "distributed_optimizer(...) was called before: a job has one optimizer; "
+            "use param groups for different settings"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer={optimizer!r}; use a torch.optim optimizer")
     if model is not None:
         session.model = model
     session.optimizer = DistributedOptimizer(optimizer, session.model)

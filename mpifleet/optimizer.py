@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpifleet.embedding import SparseEmbedding
-from mpifleet.errors import ConfigError, TableError
+from mpifleet.errors import ConfigError, NotAvailable, TableError
 from mpifleet.exchange import Exchange, Gradients
 from mpifleet.ps.initializers import table_seed
 from mpifleet.ps.rule_spec import HYPER_SIZE, RuleSpec, hyper_of_group, rule_of_group
@@ -152,6 +152,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if hasattr(self, "specs"):
             raise ConfigError("add param groups before fleet.distributed_optimizer(...)")
         super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # torch.amp.GradScaler asks for this before it steps; it cannot unscale rows of tables.
+        raise NotAvailable(
+            "torch.amp.GradScaler is not available in this version: gradients of table rows would "
+            "keep the scale; use torch.autocast with bfloat16, which needs none"
+        )
 
     # -- the torch face ---------------------------------------------------------------------------
 

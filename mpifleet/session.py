@@ -21,7 +21,7 @@ from mpifleet.launchenv import (
     requested_role,
     requested_servers,
 )
-from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
+from mpifleet.local_state import local_tensors, read_arrays, set_tensors, share, to_arrays
 from mpifleet.log import get_logger
 from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
@@ -148,6 +148,8 @@ class Session:
                 self.exchange = RemoteExchange(self._job.client, self.strategy.mode == "sync")
         if self.exchange is not None:
             self.optimizer.connect(self.exchange)
+        if self.roles is not None and not self.is_server:
+            share(self.roles.group, self._local_tensors(everything=True))
 
     def _facts(self) -> dict[str, str]:
         assert self._mpi is not None
@@ -191,15 +193,21 @@ class Session:
         if roles is None:
             yield
             return
+        if comm_world == "all" and exchange is not None and not exchange.is_finished:
+            raise ConfigError('comm_world="all" while servers serve: stop_worker() comes first')
         rests = comm_world == "worker" and exchange is not None and self.strategy.mode == "sync"
         comm = roles.world if comm_world == "all" else roles.group
+        report_s = self.strategy.stall_report_s
         if rests and exchange is not None:
             exchange.pause()
-        wait_for_all(comm, lambda: self._gone(comm_world))
+        wait_for_all(comm, lambda: self._gone(comm_world), report_s)
         yield
         if rests and exchange is not None:
             exchange.resume()
-            wait_for_all(comm, lambda: self._gone(comm_world))
+            wait_for_all(comm, lambda: self._gone(comm_world), report_s)
+            if self.optimizer is not None:
+                # Others may have stepped meanwhile: all go on from the same parameters.
+                self.optimizer.refresh()
 
     def _gone(self, comm_world: str) -> str:
         if self._watch is None or self.roles is None:
@@ -256,10 +264,10 @@ class Session:
         if failures:
             raise CheckpointError(failures[0])
 
-    def _local_tensors(self) -> dict[str, Tensor]:
+    def _local_tensors(self, everything: bool = False) -> dict[str, Tensor]:
         if self.model is None or self.optimizer is None:
             return {}
-        return local_tensors(self.model, self.optimizer)
+        return local_tensors(self.model, self.optimizer, everything)
 
     # -- end --------------------------------------------------------------------------------------
 
@@ -270,7 +278,7 @@ class Session:
         if self._job is None:
             # A rank that leaves while others start would keep them waiting: they are told so.
             compare(roles, {_STARTED: "no"})
-        elif self.exchange is not None and not getattr(self.exchange, "is_finished", True):
+        elif self.exchange is not None and not self.exchange.is_finished:
             get_logger().warning("the script ended without fleet.stop_worker(): stopping now")
             self.exchange.finish()
         elif self.is_server and not self._served:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet.errors import ConfigError, StallError
+from mpifleet.log import get_logger
 from mpifleet.mpi import gather_json, mpi_type, serial
 from mpifleet.partition import file_shard
 from mpifleet.patience import Backoff
@@ -125,15 +126,17 @@ def _common_dtype(comm: Any, values: np.ndarray) -> np.dtype:
     return np.result_type(*(np.dtype(dtype) for _, dtype in facts))
 
 
-def wait_for_all(comm: Any, gone: Callable[[], str] = str) -> None:
+def wait_for_all(comm: Any, gone: Callable[[], str] = str, report_s: float = float("inf")) -> None:
     """A barrier that sleeps while it waits. Collective.
 
+    report_s: after how long, and how often, the log says that this rank still waits.
     gone: who cannot come any more, in words, "" for nobody.  Raises StallError with these words.
     """
     with serial:
         request = comm.Ibarrier()
     backoff = Backoff(long_sleep_s=1e-3, spins=20)
     give_up_s = float("inf")
+    reported_s = time.monotonic()
     while True:
         with serial:
             if request.Test():
@@ -144,4 +147,7 @@ def wait_for_all(comm: Any, gone: Callable[[], str] = str) -> None:
             give_up_s = min(give_up_s, time.monotonic() + LAST_MESSAGE_S)
             if time.monotonic() > give_up_s:
                 raise StallError(f"waiting for all in a collective call, but {missing}")
+        if time.monotonic() - reported_s > report_s:
+            reported_s = time.monotonic()
+            get_logger().warning("still waiting for all in a collective call")
         backoff.pause()

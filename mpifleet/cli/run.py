@@ -97,7 +97,10 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return 0
     if job.log_dir is not None:
-        Path(job.log_dir).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(job.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--log_dir {job.log_dir}: {error.strerror}") from error
     # Only a job that runs pays for what watches it: help and --dry-run stay quick.
     from mpifleet.cli import supervise
 

@@ -114,6 +114,7 @@ class LocalExchange:
     """
 
     num_servers = 1
+    is_finished = False
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ def lanes_of(specs: TableSpecs) -> list[Lane]:
 EMPTY = 0
 MIN_LANE_BYTES = 4096
 ROWS_LANE_BYTES = 16 << 20
+REQUEST_LANE_BYTES = 1 << 20
 _WORD = 8
 
 
@@ -99,7 +100,8 @@ def plan(
         )
     # The other three lanes keep their least.
     dense = max(MIN_LANE_BYTES, min(align(dense_bytes), each // 3, each - 3 * least))
-    request = reply = MIN_LANE_BYTES
+    request = max(MIN_LANE_BYTES, min(REQUEST_LANE_BYTES, each // 16))
+    reply = MIN_LANE_BYTES
     if served:
         left = each - dense - request
         reply = max(reply, align(row_bytes), min(ROWS_LANE_BYTES, left // 3))

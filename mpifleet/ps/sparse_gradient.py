@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from mpifleet.partition import UniqueKeys, unique_keys
 from mpifleet.ps.merge import segment_sum
 
+_MOST_TASKS = 64
+
 
 class _Mark(torch.Tensor):
     """The .grad of a table's weight. Zeroing it, as model.zero_grad(set_to_none=False) does,
@@ -32,7 +34,7 @@ class SparseGradient:
 
     def __init__(self, weight: nn.Parameter) -> None:
         self._weight = weight
-        self._staged: list[tuple[int, UniqueKeys, Tensor]] = []
+        self._staged: dict[int, list[tuple[UniqueKeys, Tensor]]] = {}
         self._kept: list[tuple[UniqueKeys, Tensor]] = []
         self._seen: Tensor | None = None
         weight.register_post_accumulate_grad_hook(self._accumulate)
@@ -43,10 +45,12 @@ class SparseGradient:
 
     def stage(self, unique: UniqueKeys, grads: Tensor) -> None:
         """Called in backward: the look-up's distinct keys, their gradient [u, dim]."""
+        # By task: backward passes nest (checkpointing), and run side by side in threads.
         task = torch._C._current_graph_task_id()
-        if self._staged and self._staged[-1][0] != task:
-            self._staged.clear()  # left by torch.autograd.grad(), which keeps no .grad
-        self._staged.append((task, unique, grads))
+        self._staged.setdefault(task, []).append((unique, grads))
+        if len(self._staged) > _MOST_TASKS:
+            # torch.autograd.grad() keeps no .grad, and what it staged is never taken.
+            self._staged.pop(next(iter(self._staged)))
 
     def _accumulate(self, weight: Tensor) -> None:
         # What torch.autograd.grad() staged never gets here and must not be taken for a gradient.
@@ -56,8 +60,7 @@ class SparseGradient:
             mark = torch.zeros_like(weight).as_subclass(_Mark)
             mark.forget = self._kept.clear
             self._seen = weight.grad = mark
-        self._kept += [(unique, grads) for owner, unique, grads in self._staged if owner == task]
-        self._staged.clear()
+        self._kept += self._staged.pop(task, [])
 
     def clear(self) -> None:
         """Forget everything collected."""

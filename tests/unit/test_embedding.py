@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from mpifleet.embedding import SparseEmbedding
-from mpifleet.errors import ConfigError, KeyRangeError, TableError
+from mpifleet.errors import ConfigError, KeyRangeError, NotAvailable, TableError
 from tests.unit.local_job import connect, single, table_of, twin
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -353,3 +354,38 @@ def test_the_gradient_of_a_step_is_what_finite_differences_say():
         down[place] -= 1e-6
         numeric[place] = (loss(up) - loss(down)) / 2e-6
     np.testing.assert_allclose(gradient.numpy(), numeric, atol=1e-8)
+
+
+def test_nested_backward_passes_keep_all_gradients():
+    embedding = SparseEmbedding("e", 20, 1, pooling="sum", initializer="zeros")
+    optimizer = connect(embedding, torch.optim.SGD(embedding.parameters(), 1.0))
+    outside = embedding(torch.tensor([[1]]))
+    inside = checkpoint(
+        lambda scale: embedding(torch.tensor([[2]])) * scale,
+        torch.ones(1, requires_grad=True),
+        use_reentrant=True,
+    )
+    (outside + inside + embedding(torch.tensor([[3]]))).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        rows = embedding(torch.tensor([[1], [2], [3], [4]])).flatten().tolist()
+    assert rows == [-1, -1, -1, 0]
+
+
+def test_a_grad_scaler_is_refused():
+    embedding = SparseEmbedding("e", 20, 1, pooling="sum")
+    optimizer = connect(embedding, torch.optim.SGD(embedding.parameters(), 1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(embedding(torch.tensor([[1]])).sum()).backward()
+    with pytest.raises(NotAvailable, match="GradScaler"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("num_rows", [True, 2.0, "3", 0])
+def test_num_rows_must_be_a_whole_number(num_rows):
+    with pytest.raises(ConfigError, match="num_rows="):
+        SparseEmbedding("e", num_rows, 1)
+
+
+def test_numpy_numbers_are_whole_numbers():
+    assert SparseEmbedding("e", np.int64(5), np.int32(2)).table_rows == 5
