@@ -15,7 +15,7 @@ LAUNCH = {
     # How jobs end depends on the MPI; what scripts compute and print does not.
     "wheel": tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals")),
 }
-KILL_RUNS = {"system": "6", "wheel": "4"}
+KILL_RUNS = {"system": "4", "wheel": "4"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SOURCES = ("mpifleet", "tools", "tests", "examples", "benchmarks")
 
@@ -69,7 +69,10 @@ def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
     folder = venvs / mpi / "bin"
     mpirun = str(folder / "mpirun") if mpi == "wheel" else "mpirun"
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    command = [mpirun, *options, *_pytest(str(folder / "python"), *MPI_FOLDERS)]
+    # What a model learns does not depend on the MPI; how it trains there is tested by the rest.
+    left_out = ["--ignore=tests/mpi/test_auc.py"] if mpi == "wheel" else []
+    pytest = _pytest(str(folder / "python"), *MPI_FOLDERS, *left_out)
+    command = [mpirun, *options, *pytest]
     env = {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
     return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 480, ranks, env)
 
