@@ -205,7 +205,7 @@ class Session:
         if rests and exchange is not None:
             exchange.resume()
             wait_for_all(comm, lambda: self._gone(comm_world), report_s)
-            if self.optimizer is not None:
+            if self.optimizer is not None and not exchange.is_finished:
                 # Others may have stepped meanwhile: all go on from the same parameters.
                 self.optimizer.refresh()
 

@@ -36,6 +36,17 @@ def test_after_a_barrier_all_go_on_from_the_same_parameters(comm, place):
 
 
 @pytest.mark.ranks(2, 3, 4)
+@at_places()
+def test_workers_may_meet_after_they_have_stopped(comm, place):
+    def work(worker):
+        worker.exchange.finish()
+        return worker.session.util.all_gather(worker.index)
+
+    gathered = run(comm, place, build, work, sync=True)
+    assert gathered == [list(range(place.workers))] * place.workers
+
+
+@pytest.mark.ranks(2, 3, 4)
 def test_frozen_parameters_and_buffers_are_worker_0s(comm):
     torch.manual_seed(os.getpid())
     tensors = {
