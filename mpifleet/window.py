@@ -92,16 +92,16 @@ class Window:
         """Start writing C-contiguous `values` at byte `offset`; complete after `flush`."""
         flat = self._bytes(rank, offset, values)
         with serial:
-            for start, stop in pieces(flat.size, MAX_COUNT):
-                self._win.Put(*self._span(rank, offset, flat, start, stop))
+            for part, target in self._parts(rank, offset, flat, self._mpi.BYTE):
+                self._win.Put(part, rank, target)
         self._in_flight.setdefault(rank, []).append(flat)
 
     def get(self, rank: int, offset: int, out: np.ndarray) -> None:
         """Start reading into C-contiguous `out` from byte `offset`; complete after `flush`."""
         flat = self._bytes(rank, offset, out)
         with serial:
-            for start, stop in pieces(flat.size, MAX_COUNT):
-                self._win.Get(*self._span(rank, offset, flat, start, stop))
+            for part, target in self._parts(rank, offset, flat, self._mpi.BYTE):
+                self._win.Get(part, rank, target)
         self._in_flight.setdefault(rank, []).append(flat)
 
     def get_rows(self, rank: int, offset: int, rows: np.ndarray, out: np.ndarray) -> None:
@@ -139,10 +139,9 @@ class Window:
         self._check(rank, offset, out.nbytes)
         element = mpi_type(self._mpi, out.dtype)
         with serial:
-            target = (self._starts[rank] + offset, out.size, element)
-            self._win.Get_accumulate(
-                [out, 0, element], [out, element], rank, target, self._mpi.NO_OP
-            )
+            for part, target in self._parts(rank, offset, out.reshape(-1), element):
+                unused = [part[0], 0, element]
+                self._win.Get_accumulate(unused, part, rank, target, self._mpi.NO_OP)
         self._in_flight.setdefault(rank, []).append(out)
 
     def store(self, rank: int, offset: int, values: np.ndarray) -> None:
@@ -153,13 +152,25 @@ class Window:
         """Start an element-wise atomic addition of `values`; complete after `flush`."""
         self._accumulate(rank, offset, values, self._mpi.SUM)
 
+    def _parts(
+        self, rank: int, offset: int, flat: np.ndarray, element: Any
+    ) -> Iterator[tuple[list[Any], tuple[int, int, Any]]]:
+        """A transfer of `flat` in calls of at most MAX_COUNT elements: (memory here, place there).
+
+        element: the MPI datatype of one element of `flat`.
+        """
+        first = self._starts[rank] + offset
+        for start, stop in pieces(flat.size, MAX_COUNT):
+            place = (first + start * flat.itemsize, stop - start, element)
+            yield [flat[start:stop], element], place
+
     def _accumulate(self, rank: int, offset: int, values: np.ndarray, op: Any) -> None:
         _require_contiguous(values)
         self._check(rank, offset, values.nbytes)
         element = mpi_type(self._mpi, values.dtype)
         with serial:
-            target = (self._starts[rank] + offset, values.size, element)
-            self._win.Accumulate([values, element], rank, target, op)
+            for part, target in self._parts(rank, offset, values.reshape(-1), element):
+                self._win.Accumulate(part, rank, target, op)
         self._in_flight.setdefault(rank, []).append(values)
 
     # -- completion -------------------------------------------------------------------------------
@@ -215,11 +226,6 @@ class Window:
             win.Free()
 
     # -- checks -----------------------------------------------------------------------------------
-
-    def _span(self, rank: int, offset: int, flat: np.ndarray, start: int, stop: int) -> tuple:
-        byte = self._mpi.BYTE
-        target = (self._starts[rank] + offset + start, stop - start, byte)
-        return [flat[start:stop], byte], rank, target
 
     def _bytes(self, rank: int, offset: int, values: np.ndarray) -> np.ndarray:
         _require_contiguous(values)

@@ -193,6 +193,41 @@ def test_large_transfers_go_in_pieces(comm, monkeypatch, on_node):
         assert together(comm, not wrong), wrong
 
 
+@pytest.mark.parametrize("on_node", ATOMIC)
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_large_atomic_transfers_go_in_pieces(comm, monkeypatch, on_node, dtype):
+    calls = []
+
+    class Counted(Window):
+        def _parts(self, *arguments):
+            parts = list(super()._parts(*arguments))
+            calls.append([part[0].size for part, _ in parts])
+            return iter(parts)
+
+    monkeypatch.setattr(window_module, "MAX_COUNT", 3)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    window = Counted(MPI, comm, 10 * 8, atomic=True, on_node=on_node)
+    facts = []
+    for size, sizes in ((8, [3, 3, 2]), (6, [3, 3]), (3, [3]), (1, [1]), (0, [])):
+        calls.clear()
+        sent = np.arange(size, dtype=dtype) + 20 * comm.rank
+        window.store(right, sent.itemsize, sent)
+        window.flush(right)
+        window.add(right, sent.itemsize, np.full(size, 2, dtype))
+        window.flush(right)
+        comm.Barrier()
+        got = np.full(size, -1, dtype)
+        window.read(comm.rank, got.itemsize, got)
+        window.flush(comm.rank)
+        facts += [got.tolist() == [i + 20 * left + 2 for i in range(size)], calls == [sizes] * 3]
+        comm.Barrier()
+    window.sync()
+    untouched = window.local.view(dtype)
+    facts += [untouched[0] == 0, not untouched[9:].any()]
+    assert together(comm, *facts), facts
+    window.free()
+
+
 def test_many_rows_go_in_pieces(comm, monkeypatch):
     monkeypatch.setattr(window_module, "MAX_COUNT", 7)
     wrong = []
