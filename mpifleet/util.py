@@ -43,7 +43,8 @@ class Util:
         """Element-wise sum, min or max over the ranks; a number, a list or an ndarray as given.
 
         Integers stay exact int64 (uint64 where given); ranks that bring different kinds of numbers
-        all get the kind that holds them. Raises ConfigError where shapes differ. Collective.
+        all get the kind that holds them. Raises ConfigError where shapes differ, and where some
+        bring int64 and others uint64, which no kind holds exactly. Collective.
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}; use one of {', '.join(MODES)}")
@@ -123,7 +124,21 @@ def _common_dtype(comm: Any, values: np.ndarray) -> np.dtype:
             raise ConfigError(
                 f"all_reduce of shape {shapes[0]} on rank 0 and {shape} on rank {rank}"
             )
-    return np.result_type(*(np.dtype(dtype) for _, dtype in facts))
+    dtypes = [np.dtype(dtype) for _, dtype in facts]
+    common = np.result_type(*dtypes)
+    signed = [rank for rank, dtype in enumerate(dtypes) if dtype.kind == "i"]
+    unsigned = [rank for rank, dtype in enumerate(dtypes) if dtype.kind == "u"]
+    if signed and unsigned:
+        # numpy would take float64, whose 53 bits round both.
+        raise ConfigError(
+            f"all_reduce of {dtypes[signed[0]]} on rank(s) {_listed(signed)} and of "
+            f"{dtypes[unsigned[0]]} on rank(s) {_listed(unsigned)}; use one of them on all ranks"
+        )
+    return common
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def wait_for_all(comm: Any, gone: Callable[[], str] = str, report_s: float = float("inf")) -> None:

@@ -121,6 +121,19 @@ def test_a_rank_may_bring_another_kind_of_number(comm, util):
 
 
 @pytest.mark.ranks(2, 3, 4)
+def test_signed_and_unsigned_integers_together_are_an_error_on_every_rank(comm, util):
+    """No dtype holds both, and float64 would round: 2**63 + 1 and -1 are both whole numbers."""
+    mine = np.array([2**63 + 1], np.uint64) if comm.rank == 0 else np.array([-1], np.int16)
+    message = raised(ConfigError, util.all_reduce, mine, "sum", "all")
+    others = ", ".join(str(rank) for rank in range(1, comm.size))
+    expected = (
+        f"all_reduce of int64 on rank(s) {others} and of uint64 on rank(s) 0; "
+        "use one of them on all ranks"
+    )
+    assert together(comm, message == expected), message
+
+
+@pytest.mark.ranks(2, 3, 4)
 def test_different_shapes_are_an_error_on_every_rank(comm, util):
     mine = [1] * (3 if comm.rank == comm.size - 1 else 2)
     message = raised(ConfigError, util.all_reduce, mine, "sum", "all")
