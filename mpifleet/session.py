@@ -25,7 +25,7 @@ from mpifleet.local_state import local_tensors, read_arrays, set_tensors, share,
 from mpifleet.log import get_logger
 from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
-from mpifleet.ps.agreement import compare
+from mpifleet.ps.agreement import compare, raise_first_failure
 from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job
 from mpifleet.ps.saving import appears
@@ -114,8 +114,12 @@ class Session:
 
     def check_not_started(self, what: str) -> None:
         """Raise ConfigError where `what` comes too late."""
-        if self._job is not None or self.exchange is not None:
+        if self._has_started:
             raise ConfigError(f"{what} must come before init_worker() or run_server()")
+
+    @property
+    def _has_started(self) -> bool:
+        return self._job is not None or self.exchange is not None
 
     @property
     def is_server(self) -> bool:
@@ -126,7 +130,7 @@ class Session:
         """Make tables and windows and connect the optimizer. Collective; once."""
         if self.optimizer is None:
             raise ConfigError("call fleet.distributed_optimizer(...) before starting")
-        if self._job is not None or self.exchange is not None:
+        if self._has_started:
             raise ConfigError("this rank has started already: init_worker() or run_server() twice")
         if self._watch is not None:
             self._watch.set_patience(self.strategy)
@@ -259,10 +263,8 @@ class Session:
         set_tensors(tensors, saved)
 
     def _agree(self, failure: str) -> None:
-        """Raise the first worker's failure on every worker. Collective over workers."""
-        failures = [text for text in self.util.all_gather(failure) if text]
-        if failures:
-            raise CheckpointError(failures[0])
+        comm = self.roles.group if self.roles is not None else None
+        raise_first_failure(comm, failure, self.meet("worker"))
 
     def _local_tensors(self, everything: bool = False) -> dict[str, Tensor]:
         if self.model is None or self.optimizer is None:

@@ -194,8 +194,8 @@ def _check_space(
     free = disk.f_bavail * disk.f_frsize
     if needed > free:
         raise CheckpointError(
-            f"cannot write checkpoint {directory / FILE_NAME}: it needs {needed >> 20} MiB, "
-            f"{free >> 20} MiB are free"
+            f"cannot write checkpoint {directory / FILE_NAME}: it needs {needed:,} bytes, "
+            f"{free:,} bytes are free"
         )
 
 

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from mpifleet.errors import ConfigError
+from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.mpi import gather_json
 from mpifleet.roles import Roles
 
@@ -41,8 +42,8 @@ def check_shared_memory(roles: Roles, num_bytes: int, directory: str = SHARED_ME
         if needed:
             raise ConfigError(
                 f"the windows of the node of rank {rank} ({roles.name_of(rank)}) need "
-                f"{needed / 2**20:.0f} MiB of shared memory, {directory} has "
-                f"{available / 2**20:.0f} MiB free: use more nodes or servers, smaller tables, a "
+                f"{needed:,} bytes of shared memory, {directory} has "
+                f"{available:,} bytes free: use more nodes or servers, smaller tables, a "
                 "smaller strategy.mailbox_mib, or a larger shared memory"
             )
 
@@ -54,6 +55,20 @@ def first_failure(comm: Any, failure: str) -> str:
     """
     texts = [failure] if comm is None else gather_json(comm, failure)
     return next((text for text in texts if text), "")
+
+
+def raise_first_failure(
+    comm: Any, failure: str, meeting: AbstractContextManager[None] | None = None
+) -> None:
+    """Raise CheckpointError with the first rank's failure, if any, on every rank. Collective.
+
+    comm: None in a single process.  meeting: entered while ranks wait for each other, left before
+    the error is raised, so that they may meet again after it.
+    """
+    with meeting or nullcontext():
+        failure = first_failure(comm, failure)
+    if failure:
+        raise CheckpointError(failure)
 
 
 def _free_bytes(directory: str) -> int | None:

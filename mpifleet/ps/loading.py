@@ -10,7 +10,7 @@ from mpifleet.checkpoint import Checkpoint, open_checkpoint
 from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
 from mpifleet.partition import pieces, shard_range
-from mpifleet.ps.agreement import first_failure
+from mpifleet.ps.agreement import raise_first_failure
 from mpifleet.ps.saving import VALUE
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import SparseSpec
@@ -43,7 +43,7 @@ class Loader:
                 failure = self._misfit(checkpoint)
             except CheckpointError as error:
                 failure = str(error)
-            self._agree(failure)
+            raise_first_failure(self._comm, failure)
             assert checkpoint is not None
             try:
                 self._load_dense(checkpoint)
@@ -51,7 +51,7 @@ class Loader:
                     self._load_sparse(checkpoint, table, spec)
             except CheckpointError as error:
                 failure = str(error)
-            self._agree(failure)
+            raise_first_failure(self._comm, failure)
 
     def _misfit(self, checkpoint: Checkpoint) -> str:
         """The first way in which the file does not fit these tables."""
@@ -133,8 +133,3 @@ class Loader:
                 rule,
             )
         return False
-
-    def _agree(self, failure: str) -> None:
-        failure = first_failure(self._comm, failure)
-        if failure:
-            raise CheckpointError(failure)

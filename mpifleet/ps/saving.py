@@ -18,7 +18,7 @@ from mpifleet.checkpoint import DenseEntry, SparseEntry, write_checkpoint
 from mpifleet.errors import CheckpointError
 from mpifleet.mpi import bcast_json, serial
 from mpifleet.partition import pieces, shard_range
-from mpifleet.ps.agreement import first_failure
+from mpifleet.ps.agreement import first_failure, raise_first_failure
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout
 from mpifleet.window import MAX_COUNT
@@ -52,9 +52,7 @@ class Saver:
                 failure = self._write(directory, meta, buffers)
             else:
                 self._send_blocks()
-        failure = first_failure(self._comm, failure)
-        if failure:
-            raise CheckpointError(failure)
+        raise_first_failure(self._comm, failure)
 
     def _write(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> str:
         try:

@@ -1,9 +1,16 @@
 """Ranks that are about to run different jobs, or one that does not fit, all say so."""
 
+import contextlib
+
 import pytest
 
-from mpifleet.errors import ConfigError
-from mpifleet.ps.agreement import check_shared_memory, compare, first_failure
+from mpifleet.errors import CheckpointError, ConfigError
+from mpifleet.ps.agreement import (
+    check_shared_memory,
+    compare,
+    first_failure,
+    raise_first_failure,
+)
 from mpifleet.roles import Roles
 from tests.mpi.outcomes import raised, together
 from tests.ranks import MPI, WORLD
@@ -62,9 +69,11 @@ def test_too_little_shared_memory_is_an_error_on_every_rank(comm, greedy):
     message = raised(ConfigError, check_shared_memory, roles, num_bytes)
     assert together(
         comm,
-        message.startswith("the windows of the node of rank 0 (worker 0) need 1000000 MiB "),
+        message.startswith(
+            "the windows of the node of rank 0 (worker 0) need 1,048,576,000,000 bytes "
+        ),
         "of shared memory, /dev/shm has " in message,
-        " MiB free: use more nodes or servers" in message,
+        " bytes free: use more nodes or servers" in message,
     ), message
 
 
@@ -73,10 +82,10 @@ def test_the_shares_of_a_node_are_added_up(comm, monkeypatch):
     roles = Roles.assign(MPI, comm)
     share = (100 << 20) // comm.size
     fits = raised(ConfigError, check_shared_memory, roles, share)
-    message = raised(ConfigError, check_shared_memory, roles, share + (1 << 20))
-    expected = f"need {100 // comm.size * comm.size + comm.size} MiB"
-    exact = 100 % comm.size or expected in message
-    assert together(comm, fits == "", "/dev/shm has 100 MiB free" in message, exact), message
+    message = raised(ConfigError, check_shared_memory, roles, share + 1)
+    needed = f" need {(share + 1) * comm.size:,} bytes of shared memory, "
+    free = "/dev/shm has 104,857,600 bytes free"
+    assert together(comm, fits == "", needed + free in message), message
 
 
 def test_a_machine_without_shared_memory_files_is_not_asked(comm):
@@ -92,4 +101,25 @@ def test_the_first_failure_reaches_every_rank(comm):
         first_failure(comm, mine) == f"rank {comm.size // 2} failed",
         first_failure(comm, "") == "",
         first_failure(None, "alone") == "alone",
+    )
+
+
+def test_the_first_failure_is_raised_on_every_rank_after_the_meeting(comm):
+    events = []
+
+    @contextlib.contextmanager
+    def meeting():
+        events.append("begun")
+        yield
+        events.append("ended")
+
+    mine = f"rank {comm.rank} failed" if comm.rank >= comm.size // 2 else ""
+    message = raised(CheckpointError, raise_first_failure, comm, mine, meeting())
+    raise_first_failure(comm, "")  # nobody failed: nothing is raised
+    alone = raised(CheckpointError, raise_first_failure, None, "alone")
+    assert together(
+        comm,
+        message == f"rank {comm.size // 2} failed",
+        events == ["begun", "ended"],
+        alone == "alone",
     )
