@@ -66,11 +66,11 @@ def read_launch_env(environ: Mapping[str, str] = os.environ) -> LaunchEnv:
     if _is_slurm_task(environ):
         return _from_slurm(environ)
     if "PMIX_RANK" in environ or "PMI_RANK" in environ:
-        rank = _int(environ, "PMIX_RANK")
+        rank = whole_number(environ, "PMIX_RANK")
         return LaunchEnv(
             "unknown",
-            rank=_int(environ, "PMI_RANK") if rank is None else rank,
-            size=_int(environ, "PMI_SIZE"),
+            rank=whole_number(environ, "PMI_RANK") if rank is None else rank,
+            size=whole_number(environ, "PMI_SIZE"),
             node_name=environ.get("PMIX_HOSTNAME"),
         )
     return LaunchEnv("none")
@@ -84,8 +84,8 @@ def requested_servers(
     None where a variable is not set or empty.  Raises ConfigError naming variable and value when
     one is not a whole number, is negative, or asks for no worker.
     """
-    server_num = _int(environ, SERVER_NUM)
-    worker_num = _int(environ, WORKER_NUM)
+    server_num = whole_number(environ, SERVER_NUM)
+    worker_num = whole_number(environ, WORKER_NUM)
     if server_num is not None and server_num < 0:
         raise ConfigError(f"{SERVER_NUM}={server_num}: the number of servers is 0 or more")
     if worker_num is not None and worker_num < 1:
@@ -200,13 +200,14 @@ def _openmpi_major(env: LaunchEnv, library_version: str) -> int | None:
         return int(found.group(1))
     if library_version or env.launcher != "mpirun-openmpi" or env.mpi_version is None:
         return None
-    return int(env.mpi_version.split(".")[0])
+    found = re.match(r"\d+", env.mpi_version)
+    return int(found.group()) if found else None
 
 
 def _from_openmpi(environ: Mapping[str, str]) -> LaunchEnv:
-    size = _int(environ, "OMPI_COMM_WORLD_SIZE")
-    local_size = _int(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    num_nodes = _int(environ, "OMPI_MCA_orte_num_nodes")
+    size = whole_number(environ, "OMPI_COMM_WORLD_SIZE")
+    local_size = whole_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    num_nodes = whole_number(environ, "OMPI_MCA_orte_num_nodes")
     if num_nodes is None and size is not None and size == local_size:
         num_nodes = 1
     # mpirun 5 tells its version; only mpirun 4 and older set variables of its runtime ORTE.
@@ -215,9 +216,9 @@ def _from_openmpi(environ: Mapping[str, str]) -> LaunchEnv:
         version = "4"
     return LaunchEnv(
         "mpirun-openmpi",
-        rank=_int(environ, "OMPI_COMM_WORLD_RANK"),
+        rank=whole_number(environ, "OMPI_COMM_WORLD_RANK"),
         size=size,
-        local_rank=_int(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_rank=whole_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size=local_size,
         num_nodes=num_nodes,
         node_name=environ.get("PMIX_HOSTNAME"),
@@ -226,13 +227,13 @@ def _from_openmpi(environ: Mapping[str, str]) -> LaunchEnv:
 
 
 def _from_hydra(environ: Mapping[str, str]) -> LaunchEnv:
-    size = _int(environ, "PMI_SIZE")
-    local_size = _int(environ, "MPI_LOCALNRANKS")
+    size = whole_number(environ, "PMI_SIZE")
+    local_size = whole_number(environ, "MPI_LOCALNRANKS")
     return LaunchEnv(
         "mpich",
-        rank=_int(environ, "PMI_RANK"),
+        rank=whole_number(environ, "PMI_RANK"),
         size=size,
-        local_rank=_int(environ, "MPI_LOCALRANKID"),
+        local_rank=whole_number(environ, "MPI_LOCALRANKID"),
         local_size=local_size,
         num_nodes=1 if size is not None and size == local_size else None,
     )
@@ -241,30 +242,34 @@ def _from_hydra(environ: Mapping[str, str]) -> LaunchEnv:
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     if "SLURM_PROCID" not in environ:
         return False
-    step = _int(environ, "SLURM_STEP_ID")
+    step = whole_number(environ, "SLURM_STEP_ID")
     if step is None:
-        step = _int(environ, "SLURM_STEPID")
+        step = whole_number(environ, "SLURM_STEPID")
     return step is not None and step < _FIRST_SPECIAL_STEP
 
 
 def _from_slurm(environ: Mapping[str, str]) -> LaunchEnv:
-    size = _int(environ, "SLURM_STEP_NUM_TASKS")
-    num_nodes = _int(environ, "SLURM_STEP_NUM_NODES")
+    size = whole_number(environ, "SLURM_STEP_NUM_TASKS")
+    num_nodes = whole_number(environ, "SLURM_STEP_NUM_NODES")
     per_node = per_node_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = _int(environ, "SLURM_NODEID")
+    node = whole_number(environ, "SLURM_NODEID")
     known = per_node is not None and node is not None and 0 <= node < len(per_node)
     return LaunchEnv(
         "srun",
-        rank=_int(environ, "SLURM_PROCID"),
-        size=_int(environ, "SLURM_NTASKS") if size is None else size,
-        local_rank=_int(environ, "SLURM_LOCALID"),
+        rank=whole_number(environ, "SLURM_PROCID"),
+        size=whole_number(environ, "SLURM_NTASKS") if size is None else size,
+        local_rank=whole_number(environ, "SLURM_LOCALID"),
         local_size=per_node[node] if known and per_node and node is not None else None,
-        num_nodes=_int(environ, "SLURM_NNODES") if num_nodes is None else num_nodes,
+        num_nodes=whole_number(environ, "SLURM_NNODES") if num_nodes is None else num_nodes,
         node_name=environ.get("SLURMD_NODENAME"),
     )
 
 
-def _int(environ: Mapping[str, str], name: str) -> int | None:
+def whole_number(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable `name` as a number, None where it is not set or empty.
+
+    Raises ConfigError naming variable and value when it is something else.
+    """
     text = environ.get(name, "").strip()
     if not text:
         return None

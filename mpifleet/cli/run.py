@@ -21,8 +21,9 @@ from mpifleet.cli.command import (
     shown,
 )
 from mpifleet.errors import ConfigError, LaunchError
-from mpifleet.launchenv import read_launch_env
+from mpifleet.launchenv import read_launch_env, whole_number
 
+NUM_NODES = "SLURM_JOB_NUM_NODES"
 EXAMPLE = "mpifleet run --server_num 1 --worker_num 2 train.py --epochs 3"
 
 
@@ -79,7 +80,7 @@ def call(arguments: argparse.Namespace) -> int:
         # -u: what a rank prints is seen when it is printed, also if the rank is killed next.
         (sys.executable, "-u", _script(arguments.script), *arguments.args),
         log_dir=str(Path(arguments.log_dir).absolute()) if arguments.log_dir else None,
-        nodes=int(environ.get("SLURM_JOB_NUM_NODES", "1")) if in_slurm else 1,
+        nodes=_nodes_of_allocation(environ) if in_slurm else 1,
         cores=len(os.sched_getaffinity(0)),
         cpus=cpus_of_allocation(environ) if in_slurm else (),
         root=os.geteuid() == 0,
@@ -163,6 +164,13 @@ def _ask_version(path: str, embedded: bool) -> Launcher:
         first = (asked.stdout + asked.stderr).strip().partition("\n")[0]
         raise LaunchError(f"{path} is neither Open MPI's nor MPICH's launcher: {first!r}")
     return Launcher(parsed[0], path, parsed[1], embedded)
+
+
+def _nodes_of_allocation(environ: Mapping[str, str]) -> int:
+    nodes = whole_number(environ, NUM_NODES)
+    if nodes is not None and nodes < 1:
+        raise ConfigError(f"{NUM_NODES}={nodes}: an allocation has 1 or more nodes")
+    return nodes or 1
 
 
 def _script(name: str) -> str:

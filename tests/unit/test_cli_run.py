@@ -237,6 +237,16 @@ def test_exit_status_and_last_line(script, status, last):
     assert "noise" not in lines[-1:]
 
 
+@pytest.mark.parametrize("value", ["two", "1.5", "0", "-3"])
+def test_a_number_of_nodes_that_cannot_be_is_named(monkeypatch, capsys, tmp_path, value):
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", value)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert cli.main(["run", "--dry-run", str(script)]) == 2
+    assert f"SLURM_JOB_NUM_NODES={value}" in capsys.readouterr().err.replace("'", "")
+
+
 def test_role_names_by_layout():
     assert run.role_names(Job(1, 2, PROGRAM)) == ["worker 0", "worker 1", "server 0"]
     two_nodes = Job(2, 2, PROGRAM, nodes=2)
