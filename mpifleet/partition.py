@@ -57,14 +57,20 @@ def pieces(total: int, limit: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + limit, total)
 
 
-def file_shard(files: Sequence[Item], index: int, count: int) -> list[Item]:
+def file_shard(files: Sequence[Item] | np.ndarray, index: int, count: int) -> list[Item]:
     """The contiguous share of `files` for worker `index` of `count`.
 
     The first len(files) % count workers get one more: 5 files over 2 workers are 3 and 2,
-    2 files over 3 workers are 1, 1 and 0 (Fleet's split_files).
+    2 files over 3 workers are 1, 1 and 0 (Fleet's split_files). An array of names is a list too.
+    Raises ConfigError for what has no order, and for one name alone.
     """
+    if isinstance(files, np.ndarray) and files.ndim == 1:
+        files = files.tolist()
     if isinstance(files, str | bytes) or not isinstance(files, Sequence):
-        raise TypeError(f"files must be a list of names, not {type(files).__name__}")
+        shape = f" of shape {files.shape}" if isinstance(files, np.ndarray) else ""
+        raise ConfigError(
+            f"files = {files!r:.100} is of type {type(files).__name__}{shape}; use a list of names"
+        )
     if not 0 <= index < count:
         raise ConfigError(f"worker index {index} is outside 0..{count - 1}")
     base, extra = divmod(len(files), count)

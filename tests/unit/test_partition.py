@@ -190,9 +190,17 @@ def test_file_shares_are_those_of_fleet(num_files, count):
 
 
 def test_file_shares_of_what_is_no_list_of_files():
-    with pytest.raises(TypeError, match="not str"):
+    with pytest.raises(ConfigError, match=r"files = 'a\.txt' is of type str; use a list of names"):
         file_shard("a.txt", 0, 1)
-    with pytest.raises(TypeError, match="not set"):
+    with pytest.raises(ConfigError, match=r"files = \{'a\.txt'\} is of type set; "):
         file_shard({"a.txt"}, 0, 1)
+    with pytest.raises(ConfigError, match=r"is of type ndarray of shape \(1, 1\); "):
+        file_shard(np.array([["a.txt"]]), 0, 1)
     with pytest.raises(ConfigError, match=r"worker index 2 is outside 0\.\.1"):
         file_shard(["a", "b"], 2, 2)
+
+
+def test_an_array_of_files_is_a_list_of_plain_names():
+    share = file_shard(np.array(["a", "b", "c"]), 0, 2)
+    assert share == ["a", "b"]
+    assert {type(name) for name in share} == {str}
