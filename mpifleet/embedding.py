@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mpifleet.errors import ConfigError, TableError
+from mpifleet.errors import TableError
 from mpifleet.exchange import Exchange
 from mpifleet.partition import UniqueKeys, unique_keys
 from mpifleet.ps.merge import segment_sum
 from mpifleet.ps.sparse_gradient import SparseGradient
-
-POOLINGS = ("sum", "mean", "concat")
+from mpifleet.table_options import check_table_options
 
 
 class SparseEmbedding(nn.Module):
@@ -28,6 +27,7 @@ class SparseEmbedding(nn.Module):
     slots, else each slot has num_rows rows of its own.  initializer: "uniform" in [-scale, scale],
     "normal" with deviation `scale`, "constant" or "zeros"; a row's first value depends on table
     name, seed and key only.  padding_idx: an id that contributes zeros and is never trained.
+    Raises ConfigError naming table and option for a value that cannot be.
 
     The parameter `weight` [0, dim] stands for the table: its param group in the optimizer gives the
     table's update rule and learning rate; a table in no group is frozen. It holds no rows:
@@ -51,8 +51,8 @@ class SparseEmbedding(nn.Module):
         padding_idx: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        check_table_options(locals())
         super().__init__()
-        _check(name, num_rows, dim, pooling, num_slots, padding_idx, dtype)
         self.name = name
         self.num_rows = int(num_rows)
         self.dim = int(dim)
@@ -60,8 +60,8 @@ class SparseEmbedding(nn.Module):
         self.num_slots = int(num_slots)
         self.shared = shared
         self.initializer = initializer
-        self.scale = dim**-0.5 if scale is None else scale
-        self.seed = seed
+        self.scale = self.dim**-0.5 if scale is None else float(scale)
+        self.seed = int(seed)
         self.padding_idx = padding_idx
         self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
         self._take_weight()
@@ -105,6 +105,12 @@ class SparseEmbedding(nn.Module):
                 f"table {self.name!r} is not connected: call fleet.distributed_optimizer(...) "
                 "and fleet.init_worker() before the first forward"
             )
+        for what, given in (("ids", ids), ("offsets", offsets)):
+            if not isinstance(given, Tensor) and not (given is None and what == "offsets"):
+                raise TableError(
+                    f"table {self.name!r}: {what}={given!r:.100} is of type "
+                    f"{type(given).__name__}; use a tensor, for instance torch.tensor({what})"
+                )
         flat, lengths, batch = self._bags(ids.detach().cpu(), offsets)
         plan = _Plan.make(self, flat, lengths, self._exchange.num_servers)
         rows = torch.from_numpy(self._exchange.pull_rows(self._table, plan.unique))
@@ -239,27 +245,3 @@ class _Lookup(torch.autograd.Function):
         # This runs again when a graph is kept: each backward adds once, as for any parameter.
         ctx.gradient.stage(ctx.plan.unique, ctx.plan.unpool(grads.detach()))
         return ctx.gradient.placeholder(), None, None, None
-
-
-def _check(
-    name: str,
-    num_rows: int,
-    dim: int,
-    pooling: str,
-    num_slots: int,
-    padding: Any,
-    dtype: torch.dtype,
-) -> None:
-    if not name or not isinstance(name, str) or "/" in name:
-        raise ConfigError(f"table name {name!r}: use a non-empty text without '/'")
-    for what, value in (("num_rows", num_rows), ("dim", dim), ("num_slots", num_slots)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ConfigError(
-                f"table {name!r}: {what}={value!r} must be a whole number of at least 1"
-            )
-    if pooling not in POOLINGS:
-        raise ConfigError(f"table {name!r}: pooling={pooling!r}; use one of {', '.join(POOLINGS)}")
-    if padding is not None and not 0 <= padding < num_rows:
-        raise ConfigError(f"table {name!r}: padding_idx={padding} is outside [0, {num_rows})")
-    if dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"table {name!r}: dtype={dtype}; use torch.float32 or torch.float64")

@@ -30,6 +30,7 @@ from mpifleet.strategy_configs import (
     TrainerDescConfigs,
 )
 from mpifleet.strategy_fields import FieldGroup, Nested, Status
+from mpifleet.strategy_file import read_mapping, write_mapping
 from mpifleet.strategy_kinds import choice, flag, integer, number
 
 __all__ = ["BuildStrategy", "DistributedStrategy", "ExecutionStrategy"]
@@ -165,7 +166,12 @@ class DistributedStrategy(FieldGroup):
         because=_CUDNN,
     )
 
-    amp = flag(False, NOT_YET, "Mixed precision (torch.autocast in the script works).")
+    amp = flag(
+        False,
+        NOT_YET,
+        "Mixed precision. torch.autocast with bfloat16 works in the script; torch.amp.GradScaler "
+        "is refused: it unscales dense gradients only, those of table rows would keep the scale.",
+    )
     amp_configs = Nested(AMPConfigs, "Mixed precision and loss scaling.")
     recompute = flag(False, NOT_YET, "Compute activations again in the backward pass.")
     recompute_configs = Nested(RecomputeConfigs, "Which activations are kept.")
@@ -203,25 +209,19 @@ class DistributedStrategy(FieldGroup):
         return "async" if self.a_sync else "sync"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fields that differ from their defaults to a YAML file, in one piece."""
-        import yaml
+        """Write the fields that differ from their defaults to a YAML file, in one piece.
 
-        # Other ranks may write the same file: each its own part, then one rename.
-        partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-        body = yaml.safe_dump(self.differences(), sort_keys=False)
+        Raises ConfigError naming the path where no such file can be written.
+        """
         header = "# mpifleet strategy: the fields that differ from their defaults.\n"
-        try:
-            partial.write_text(f"{header}# mode: {self.mode}\n{body}", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_mapping(path, self.differences(), f"{header}# mode: {self.mode}")
 
     def load(self: Self, path: str | os.PathLike[str]) -> Self:
         """Take every field from a YAML file (defaults where it names none) and return self.
 
         Raises ConfigError or NotAvailable naming file and field; then nothing has changed.
         """
-        values = _read_mapping(Path(path))
+        values = read_mapping(Path(path))
         try:
             self.replace(values)
         except ConfigError as error:
@@ -274,19 +274,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _read_mapping(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not a readable YAML file: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: holds a {type(content).__name__}; valid: lines of `field: value`"
-        )
-    return content

@@ -180,6 +180,9 @@ class FieldGroup:
             raise self._unknown(name)
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        raise self._undeletable(name)
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -232,6 +235,16 @@ class FieldGroup:
     def _place(self, name: str) -> str:
         return f"{self.title}.{name}"
 
+    def _undeletable(self, name: str) -> ConfigError:
+        if name not in self.fields:
+            return self._unknown(name)
+        field = self.fields[name]
+        default = "{}" if isinstance(field, Nested) else repr(field.default)
+        return ConfigError(
+            f"{self._place(name)} cannot be deleted, a field always has a value; "
+            f"valid: set it to its default, {default}"
+        )
+
     def _unknown(self, name: object) -> ConfigError:
         near = difflib.get_close_matches(str(name), self.fields, n=3)
         return ConfigError(
@@ -250,6 +263,9 @@ class Configs(FieldGroup, Mapping[str, Any]):
         if key not in self.fields:
             raise self._unknown(key)
         setattr(self, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        raise self._undeletable(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mpifleet.embedding import SparseEmbedding
-from mpifleet.errors import ConfigError, KeyRangeError, NotAvailable, TableError
+from mpifleet.errors import KeyRangeError, NotAvailable, TableError
 from tests.unit.local_job import connect, single, table_of, twin
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -303,6 +303,10 @@ def test_first_rows_do_not_depend_on_what_was_looked_up_before():
         (torch.tensor([1, 2]), torch.tensor([0, 2, 1]), TableError, "'t'.*not decrease"),
         (torch.tensor([1, 2]), torch.tensor([0, 3]), TableError, "'t'.*up to 2"),
         (torch.tensor([[1, 2]]), torch.tensor([0]), TableError, r"'t'.*\[1, 2\]"),
+        ([[1, 2]], None, TableError, r"'t': ids=\[\[1, 2\]\] is of type list; use a tensor"),
+        (np.array([[1]]), None, TableError, r"'t': ids=array.* type ndarray; use a tensor"),
+        (torch.tensor([1, 2]), [0], TableError, r"'t': offsets=\[0\] is of type list"),
+        (None, None, TableError, "'t': ids=None is of type NoneType"),
     ],
 )
 def test_what_does_not_fit_is_named(ids, offsets, error, words):
@@ -315,24 +319,6 @@ def test_bags_of_different_length_cannot_stand_side_by_side():
     embedding, _ = single(pooling="concat")
     with pytest.raises(TableError, match=r"'t'.*bag 1 has 1 ids, bag 0 has 2"):
         embedding(torch.tensor([1, 2, 3]), torch.tensor([0, 2]))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"name": ""}, "name"),
-        ({"name": "a/b"}, "a/b"),
-        ({"num_rows": 0}, "num_rows=0"),
-        ({"dim": 1.5}, "dim=1.5"),
-        ({"num_slots": 0}, "num_slots=0"),
-        ({"pooling": "max"}, "max.*sum, mean, concat"),
-        ({"padding_idx": 9}, "padding_idx=9"),
-        ({"dtype": torch.bfloat16}, "bfloat16"),
-    ],
-)
-def test_options_are_checked_by_name(options, words):
-    with pytest.raises(ConfigError, match=words):
-        SparseEmbedding(**{"name": "t", "num_rows": 9, "dim": 2, **options})
 
 
 def test_the_gradient_of_a_step_is_what_finite_differences_say():
@@ -379,13 +365,3 @@ def test_a_grad_scaler_is_refused():
     scaler.scale(embedding(torch.tensor([[1]])).sum()).backward()
     with pytest.raises(NotAvailable, match="GradScaler"):
         scaler.step(optimizer)
-
-
-@pytest.mark.parametrize("num_rows", [True, 2.0, "3", 0])
-def test_num_rows_must_be_a_whole_number(num_rows):
-    with pytest.raises(ConfigError, match="num_rows="):
-        SparseEmbedding("e", num_rows, 1)
-
-
-def test_numpy_numbers_are_whole_numbers():
-    assert SparseEmbedding("e", np.int64(5), np.int32(2)).table_rows == 5

@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mpifleet"
 LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
-    "strategy_build strategy_configs strategy_fields strategy_kinds strategy_table",
+    "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds strategy_table",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange",
-    "training": "embedding local_state models optimizer progress",
+    "training": "embedding local_state models optimizer progress table_options",
     "face": "compose fleet session util",
     "programs": "cli",
 }

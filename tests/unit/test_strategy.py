@@ -216,6 +216,21 @@ def test_equality_follows_the_values():
         hash(DistributedStrategy())
 
 
+def test_fields_cannot_be_deleted():
+    strategy = changed_strategy()
+    with pytest.raises(ConfigError, match=r"^strategy\.a_sync cannot .* to its default, True$"):
+        del strategy.a_sync
+    with pytest.raises(ConfigError, match=r"^strategy\.a_sync_configs .* to its default, \{\}$"):
+        del strategy.a_sync_configs
+    with pytest.raises(ConfigError, match=r"a_sync_configs\['k_steps'\] .* to its default, -1$"):
+        del strategy.a_sync_configs["k_steps"]
+    with pytest.raises(ConfigError, match="no field 'a_synk'; did you mean a_sync"):
+        del strategy.a_synk
+    with pytest.raises(ConfigError, match="has no key 'k'; valid keys: k_steps"):
+        del strategy.a_sync_configs["k"]
+    assert strategy == changed_strategy()
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
 def test_copies_are_equal_and_apart(copied):
     strategy = changed_strategy()

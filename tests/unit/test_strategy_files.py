@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mpifleet.errors import ConfigError, NotAvailable
@@ -95,3 +97,11 @@ def test_prototxt_points_at_yaml():
         DistributedStrategy().save_to_prototxt("s.prototxt")
     with pytest.raises(ConfigError, match=r"s\.prototxt: .*strategy\.load\(path\)"):
         DistributedStrategy().load_from_prototxt("s.prototxt")
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "s.yaml", "No such file")):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: .*{why}.*valid: a file"):
+            changed_strategy().save(path)
+    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.parent.glob("*.partial"))
