@@ -10,7 +10,6 @@ the goal is missed; a job that the user started only prints.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.launch import is_launched, run_job
-from benchmarks.report import Figure, Goal, interleave, missed, plain, print_figures
+from benchmarks.program import join, run_program
+from benchmarks.report import Figure, Goal, interleave, plain, print_figures
 
 if TYPE_CHECKING:
     from benchmarks.table_roads import TableRoads
@@ -64,22 +63,15 @@ def serve_and_count(table: TableRoads, comm: Any) -> None:
     comm.Send(np.array([time.process_time() - start_s]), WORKER)
 
 
-def measure(idle_s: float) -> None:
+def measure(quick: bool) -> None:
     """One rank's part of the job. Collective.
 
     Two tables, served one after the other: one for the idle time, one for the latencies.
     """
-    import torch
-
     from benchmarks.table_roads import TableRoads
-    from mpifleet.mpi import load_mpi
-    from mpifleet.roles import Roles
 
-    torch.set_num_threads(1)
-    mpi = load_mpi()
-    if mpi.COMM_WORLD.size != NUM_RANKS:
-        raise SystemExit(f"ps_idle runs on {NUM_RANKS} ranks, not on {mpi.COMM_WORLD.size}")
-    roles = Roles.assign(mpi, mpi.COMM_WORLD, num_servers=1)
+    idle_s = QUICK_IDLE_S if quick else IDLE_S
+    mpi, roles = join("ps_idle", NUM_RANKS)
     idle, busy = (TableRoads(mpi, roles, "node", NUM_ROWS, DIM, RATE) for _ in range(2))
     if roles.world.rank == WORKER:
         time.sleep(idle_s)
@@ -97,15 +89,8 @@ def measure(idle_s: float) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure here when a launcher started us, else start the job that does."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ps_idle", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"idle for {QUICK_IDLE_S:g} s only")
-    chosen = parser.parse_args(argv)
-    if not is_launched():
-        arguments = sys.argv[1:] if argv is None else list(argv)
-        status, lines = run_job("benchmarks.ps_idle", NUM_RANKS, arguments)
-        return status or int(bool(missed(lines)))
-    measure(QUICK_IDLE_S if chosen.quick else IDLE_S)
-    return 0
+    means = f"idle for {QUICK_IDLE_S:g} s only"
+    return run_program("ps_idle", __doc__, means, measure, NUM_RANKS, argv=argv)
 
 
 if __name__ == "__main__":

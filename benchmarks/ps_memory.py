@@ -16,16 +16,15 @@ end of the first tables left behind. Exit status 1 when it is more than the form
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.launch import is_launched, run_job
 from benchmarks.process_memory import PrivatePeak, new_bytes, private_bytes, shared_bytes
-from benchmarks.report import Figure, Goal, missed, print_figures
+from benchmarks.program import join, run_program
+from benchmarks.report import Figure, Goal, print_figures
 from benchmarks.row_workload import wait_in_mpi
 
 if TYPE_CHECKING:
@@ -88,17 +87,12 @@ def count(table: CtrTables, roles: Roles, peak: PrivatePeak) -> int:
     return peak.peak_bytes if roles.role is Role.SERVER else 0
 
 
-def measure() -> None:
+def measure(_: bool) -> None:
     """One rank's part of the job; the server prints. Collective."""
-    import torch
-
     from benchmarks.ctr_tables import CtrTables
-    from mpifleet.mpi import load_mpi
-    from mpifleet.roles import Role, Roles
+    from mpifleet.roles import Role
 
-    torch.set_num_threads(1)
-    mpi = load_mpi()
-    roles = Roles.assign(mpi, mpi.COMM_WORLD, num_servers=1)
+    mpi, roles = join("ps_memory")
     # Memory that MPI shares on first contact is none of the tables'.
     roles.world.Alltoall(np.zeros(roles.world.size), np.empty(roles.world.size))
     private_before, shared_before = private_bytes(), shared_bytes()
@@ -116,15 +110,8 @@ def measure() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure here when a launcher started us, else start the job that does."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ps_memory", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RANKS} ranks")
-    chosen = parser.parse_args(argv)
-    if not is_launched():
-        ranks = QUICK_RANKS if chosen.quick else NUM_RANKS
-        status, lines = run_job("benchmarks.ps_memory", ranks, [])
-        return status or int(bool(missed(lines)))
-    measure()
-    return 0
+    means = f"{QUICK_RANKS} ranks"
+    return run_program("ps_memory", __doc__, means, measure, NUM_RANKS, QUICK_RANKS, argv=argv)
 
 
 if __name__ == "__main__":

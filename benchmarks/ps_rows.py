@@ -11,15 +11,14 @@ is missed; a job that the user started (mpirun -n 2 ...) only prints.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.launch import is_launched, run_job
-from benchmarks.report import Comparison, Goal, missed, print_figures
+from benchmarks.program import join, run_program
+from benchmarks.report import Comparison, Goal, print_figures
 from benchmarks.row_workload import (
     DIM,
     LOOP,
@@ -88,24 +87,16 @@ def work(raw: RawTables, tables: Sequence[TableRoads], rounds: int) -> None:
         table.stop()
 
 
-def measure(rounds: int) -> None:
+def measure(quick: bool) -> None:
     """One rank's part of the job. Collective."""
-    import torch
-
     from benchmarks.raw_roads import RawTables
     from benchmarks.table_roads import TableRoads
-    from mpifleet.mpi import load_mpi
-    from mpifleet.roles import Roles
 
-    torch.set_num_threads(1)
-    mpi = load_mpi()
-    if mpi.COMM_WORLD.size != NUM_RANKS:
-        raise SystemExit(f"ps_rows runs on {NUM_RANKS} ranks, not on {mpi.COMM_WORLD.size}")
-    roles = Roles.assign(mpi, mpi.COMM_WORLD, num_servers=1)
+    mpi, roles = join("ps_rows", NUM_RANKS)
     raw = RawTables(mpi, roles.world, NUM_ROWS, DIM, SERVER)
     tables = [TableRoads(mpi, roles, home, NUM_ROWS, DIM, RATE) for home in ("node", "world")]
     if roles.world.rank == WORKER:
-        work(raw, tables, rounds)
+        work(raw, tables, QUICK_ROUNDS if quick else ROUNDS)
     else:
         for table in tables:  # pulls need no server that serves; pushes come table by table
             table.serve()
@@ -117,15 +108,8 @@ def measure(rounds: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure here when a launcher started us, else start the job that does."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ps_rows", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds")
-    chosen = parser.parse_args(argv)
-    if not is_launched():
-        arguments = sys.argv[1:] if argv is None else list(argv)
-        status, lines = run_job("benchmarks.ps_rows", NUM_RANKS, arguments)
-        return status or int(bool(missed(lines)))
-    measure(QUICK_ROUNDS if chosen.quick else ROUNDS)
-    return 0
+    means = f"{QUICK_ROUNDS} rounds"
+    return run_program("ps_rows", __doc__, means, measure, NUM_RANKS, argv=argv)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.launch import is_launched
+from benchmarks.program import join
 from benchmarks.report import Comparison, print_figures
 from benchmarks.row_workload import (
     DIM,
@@ -66,15 +67,10 @@ def work(tables: Sequence[TableRoads], rounds: int) -> None:
 
 def measure(rounds: int) -> None:
     """One rank's part of the job. Collective."""
-    import torch
-
     from benchmarks.table_roads import TableRoads
-    from mpifleet.mpi import load_mpi
-    from mpifleet.roles import Role, Roles
+    from mpifleet.roles import Role
 
-    torch.set_num_threads(1)
-    mpi = load_mpi()
-    roles = Roles.assign(mpi, mpi.COMM_WORLD, num_servers=1)
+    mpi, roles = join("ps_served")
     if roles.world.size != NUM_RANKS or roles.one_node:
         raise SystemExit(f"ps_served runs on one rank on each of {NUM_RANKS} nodes")
     tables = [TableRoads(mpi, roles, home, NUM_ROWS, DIM, RATE) for home in ("node", "world")]
