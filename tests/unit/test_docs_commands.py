@@ -3,18 +3,16 @@
 import configparser
 import functools
 import itertools
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mpifleet.cli import main as cli
+from tests.python_process import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
     for folder in (".", "docs", "slurm", "examples", "benchmarks")
@@ -24,7 +22,6 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
 SHELL = ("bash", "sh", "console")
 LAUNCHERS = ("mpirun", "mpiexec", "srun")
-LIMIT_S = 120
 
 
 def commands(page: Path) -> list[tuple[str, ...]]:
@@ -56,18 +53,7 @@ def located(name: str, page: Path) -> Path:
 @functools.cache
 def help_of(*program: str) -> str:
     """What a Python program prints for --help."""
-    result = subprocess.run(
-        [sys.executable, *program, "--help"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return run_python(*program, "--help")
 
 
 def check_options(words: tuple[str, ...], *program: str) -> None:
@@ -177,16 +163,6 @@ def readme_example() -> str:
 def test_the_readme_example_trains_in_one_process(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(readme_example() + "print('loss', loss.item())\n")
-    result = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert float(result.stdout.split()[-1]) < 0.05
+    printed = run_python(script, cwd=tmp_path)
+    assert float(printed.split()[-1]) < 0.05
     assert (tmp_path / "checkpoint").is_dir()

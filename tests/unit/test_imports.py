@@ -1,13 +1,9 @@
 """Light modules load neither MPI nor torch, and cost little more than numpy."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.python_process import run_python
+
 LIGHT = [
     "mpifleet",
     "mpifleet.errors",
@@ -27,19 +23,8 @@ TIMED = "import time; begin = time.process_time(); {}; print(time.process_time()
 
 
 def python(*arguments: str) -> str:
-    """Standard output of this interpreter run with `arguments`, the package importable."""
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    """What a fresh interpreter prints, its numpy on one thread."""
+    return run_python(*arguments, limit_s=LIMIT_S, OPENBLAS_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("module", LIGHT)
