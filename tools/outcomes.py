@@ -99,8 +99,7 @@ def report(outcomes: Sequence[Outcome], untested: Sequence[str]) -> tuple[str, b
     lines = ["", table(outcomes), ""]
     for outcome in outcomes:
         total += outcome.counts
-        ranks = f", {outcome.part.ranks} ranks" if outcome.part.ranks else ""
-        where = f"{outcome.part.name} ({outcome.part.mpi}{ranks})"
+        where = outcome.part.title
         if outcome.not_run:
             lines.append(f"NOT RUN  {where}: {outcome.not_run}")
         lines += [f"FAILED   {where}: {note}" for note in outcome.notes]

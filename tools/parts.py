@@ -36,32 +36,43 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
 
     @property
+    def title(self) -> str:
+        """What it runs, on which MPI and number of ranks."""
+        ranks = f", {self.ranks} ranks" if self.ranks else ""
+        return f"{self.name} ({self.mpi}{ranks})"
+
+    @property
     def is_pytest(self) -> bool:
         """Whether its outcomes are counted test by test."""
         return "pytest" in self.command
 
 
 def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
-    """Every part in the order in which they run: what fails fast comes first."""
-    system = venvs / "system" / "bin"
-    python = str(system / "python")
-    sources = [name for name in SOURCES if (root / name).is_dir()]
-    ruff = str(system / "ruff")
-    yield Part("lint", "ruff check", "system", [ruff, "check", *sources], 60)
-    yield Part("lint", "ruff format", "system", [ruff, "format", "--check", *sources], 60)
-    yield Part("lint", "mypy", "system", [python, "-m", "mypy"], 180)
+    """Every part in the order in which they begin: what fails fast first, then the longest."""
+    yield from _lint_parts(root, venvs)
+    yield _launch_part(venvs, "system")
+    python = str(venvs / "system" / "bin" / "python")
     # One thread: small tensors, and the cores are shared with the processes that tests start.
     yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
-    for mpi in MPIS:
-        for ranks in RANK_COUNTS:
-            yield mpi_part(venvs, mpi, ranks)
-    for mpi in MPIS:
-        python = str(venvs / mpi / "bin" / "python")
-        command = _pytest(python, *LAUNCH[mpi])
-        env = {"MPIFLEET_KILL_RUNS": KILL_RUNS[mpi]}
-        yield Part("launch", "tests/launch", mpi, command, 900, env=env)
-    python = str(system / "python")
-    yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 600)
+    yield from (mpi_part(venvs, "system", ranks) for ranks in RANK_COUNTS)
+    yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
+    yield from (mpi_part(venvs, "wheel", ranks) for ranks in RANK_COUNTS)
+    yield _launch_part(venvs, "wheel")
+
+
+def _lint_parts(root: Path, venvs: Path) -> Iterator[Part]:
+    sources = [name for name in SOURCES if (root / name).is_dir()]
+    folder = venvs / "system" / "bin"
+    ruff = str(folder / "ruff")
+    yield Part("lint", "ruff check", "system", [ruff, "check", *sources], 60)
+    yield Part("lint", "ruff format", "system", [ruff, "format", "--check", *sources], 60)
+    yield Part("lint", "mypy", "system", [str(folder / "python"), "-m", "mypy"], 300)
+
+
+def _launch_part(venvs: Path, mpi: str) -> Part:
+    command = _pytest(str(venvs / mpi / "bin" / "python"), *LAUNCH[mpi])
+    env = {"MPIFLEET_KILL_RUNS": KILL_RUNS[mpi]}
+    return Part("launch", "tests/launch", mpi, command, 1200, env=env)
 
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:

@@ -15,10 +15,13 @@ from pathlib import Path
 from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
 from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
 from tools.prerequisites import install_system_packages, obstacle
-from tools.processes import environment, exit_on_sigterm, run
+from tools.processes import environment, exit_on_sigterm
+from tools.side_by_side import Task, run_side_by_side
 from tools.venvs import ROOT, SetUpError, prepare
 
 WHOLE_RUN_S = 2100.0
+# Most parts wait for ranks more than they compute: two at a time keep two cores busy.
+LANES = 2
 EXTRAS = {"system": "test", "wheel": "test,mpi"}
 CHECK = "import mpifleet, torch, mpi4py, h5py, pytest, pytest_timeout"
 
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("0 passed, 1 failed, 0 skipped")
         return 1
     with tempfile.TemporaryDirectory(prefix="mpifleet-test-") as scratch:
-        outcomes = [run_part(part, Path(scratch), begin + WHOLE_RUN_S) for part in parts]
+        outcomes = run_parts(parts, Path(scratch), begin + WHOLE_RUN_S)
     # Only the whole MPI suite can tell that a file runs nowhere.
     whole = "mpi" in kinds and not arguments.mpi and not arguments.ranks
     untested = files_without_a_test(ROOT, outcomes) if whole else []
@@ -66,28 +69,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if well else 1
 
 
-def run_part(part: Part, scratch: Path, deadline: float) -> Outcome:
-    """Runs one part within its own limit and what is left until `deadline` (monotonic seconds)."""
-    outcome = Outcome(part)
-    outcome.not_run = obstacle(part.kind, part.mpi)
-    if outcome.not_run:
-        return outcome
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        outcome.counts["failed"] += 1
-        outcome.notes.append(f"no time left: the whole run has {WHOLE_RUN_S:.0f} s")
-        return outcome
-    tally = scratch / f"{part.kind}-{part.mpi}-{part.ranks}.jsonl"
-    extra = {**part.env, "MPIFLEET_TEST_TALLY": str(tally)}
-    if not sys.stdout.isatty():
-        extra["PY_COLORS"] = "0"  # mpirun gives rank 0 a terminal where there is none
+def run_parts(parts: Sequence[Part], scratch: Path, deadline: float) -> list[Outcome]:
+    """Runs the parts, LANES at a time, until `deadline` (monotonic seconds) at most."""
+    outcomes = [Outcome(part, not_run=obstacle(part.kind, part.mpi)) for part in parts]
+    able = [outcome for outcome in outcomes if not outcome.not_run]
+    tallies = [scratch / f"tally-{number}.jsonl" for number in range(len(able))]
+    tasks = [task_of(each.part, tally) for each, tally in zip(able, tallies, strict=True)]
+    for number, ended in run_side_by_side(tasks, LANES, scratch, deadline):
+        outcome = able[number]
+        outcome.seconds = ended.seconds
+        if outcome.part.is_pytest:
+            read_tally(outcome, tallies[number])
+        close(outcome, ended.status)
+    return outcomes
+
+
+def task_of(part: Part, tally: Path) -> Task:
+    """The part as a command with its environment. tally: where its tests are counted."""
+    colors = "1" if sys.stdout.isatty() else "0"
+    extra = {**part.env, "MPIFLEET_TEST_TALLY": str(tally), "PY_COLORS": colors}
     env = environment(ROOT / ".venvs" / part.mpi, extra)
-    ended = run(part.command, env=env, limit_s=min(part.limit_s, left_s), cwd=ROOT)
-    outcome.seconds = ended.seconds
-    if part.is_pytest:
-        read_tally(outcome, tally)
-    close(outcome, ended.status)
-    return outcome
+    return Task(part.title, part.command, env, part.limit_s)
 
 
 if __name__ == "__main__":

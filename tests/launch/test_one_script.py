@@ -6,7 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from tests.launch.phases import CTR_JOB, START_LIMIT_S
 from tests.launch.started_job import plain_command, run_command
@@ -35,8 +37,10 @@ def test_one_worker_gives_the_bits_of_one_process(start_job):
 
 
 @pytest.mark.parametrize("mode", ["alone", "sync", "async"])
-def test_digits_are_learned(start_job, mode):
-    command = [sys.executable, DIGITS_JOB, "sync"]
+def test_digits_are_learned(start_job, tmp_path, mode):
+    digits, file = load_digits(), str(tmp_path / "digits.npz")
+    np.savez(file, data=digits.data, target=digits.target)
+    command = [sys.executable, DIGITS_JOB, "sync", file]
     if mode != "alone":
-        command = run_command(2, 2, DIGITS_JOB, mode)
+        command = run_command(2, 2, DIGITS_JOB, mode, file)
     assert float(said(start_job(command), "accuracy").split()[1]) >= 0.9

@@ -1,5 +1,6 @@
 """The demo's verdict, the counting of test runs, and the parts they consist of."""
 
+import gc
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import demo, outcomes, parts, processes
+from tools import demo, outcomes, parts, processes, side_by_side
 from tools.test import main
 
 ROOT = Path(__file__).parents[2]
@@ -183,6 +184,53 @@ class TestProcesses:
             program.kill()
         assert program.returncode != 0
         assert not Path(f"/proc/{child}").exists()
+
+
+class TestSideBySide:
+    def tasks(self, *codes: str, limit_s: float = 20) -> list[side_by_side.Task]:
+        return [side_by_side.Task(c, [sys.executable, "-c", c], os.environ, limit_s) for c in codes]
+
+    def test_two_at_a_time_each_with_its_own_status_and_output(self, tmp_path, capsys):
+        meet = "import os, time; open({!r}, 'w')\nwhile not os.path.exists({!r}): time.sleep(0.01)"
+        one, two = str(tmp_path / "one"), str(tmp_path / "two")
+        codes = [f"{meet.format(one, two)}\nprint('first')", f"{meet.format(two, one)}\nexit(3)"]
+        tasks = self.tasks(*codes, "print('third')")
+        until_s = time.monotonic() + 60
+        ended = dict(side_by_side.run_side_by_side(tasks, 2, tmp_path, until_s))
+        assert [ended[i].status for i in range(3)] == [0, 3, 0]
+        assert (ended[0].output, ended[2].output) == ("first\n", "third\n")
+        assert "\nfirst\n" in capsys.readouterr().out
+
+    def test_no_more_than_so_many(self, tmp_path):
+        alone = (
+            f"import os, time; os.mkdir({str(tmp_path / 'lock')!r}); time.sleep(0.2)\n"
+            f"os.rmdir({str(tmp_path / 'lock')!r})"
+        )
+        tasks = self.tasks(alone, alone)
+        ended = list(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
+        assert [(number, how.status) for number, how in ended] == [(0, 0), (1, 0)]
+
+    def test_a_task_past_its_limit_is_ended_and_the_others_go_on(self, tmp_path):
+        tasks = self.tasks("import time; time.sleep(50)", limit_s=0.5) + self.tasks("print(1)")
+        ended = dict(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
+        assert ended[0].status == processes.TIMED_OUT
+        assert ended[1].status == 0
+
+    def test_what_would_begin_too_late_counts_as_timed_out(self, tmp_path):
+        ended = list(side_by_side.run_side_by_side(self.tasks("print(1)"), 1, tmp_path, 0.0))
+        assert [(number, how.status) for number, how in ended] == [(0, processes.TIMED_OUT)]
+
+    def test_leaving_ends_what_runs(self, tmp_path):
+        pid_file = tmp_path / "pid"
+        code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        tasks = self.tasks("print(1)", code + "time.sleep(50)")
+        for number, _ in side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60):
+            assert number == 0
+            while not (pid_file.exists() and pid_file.read_text()):
+                time.sleep(0.01)
+            break
+        gc.collect()  # the generator is closed
+        assert not Path(f"/proc/{pid_file.read_text()}").exists()
 
 
 def test_every_part_names_tests_that_are_there():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+import tests.without_compiler  # noqa: F401
 from mpifleet import fleet
 
 

@@ -1,0 +1,11 @@
+"""Importing this keeps torch's compiler out of a job, which uses none of it.
+
+torch loads the compiler, 2 s in every rank, when the first optimizer is made, only to exempt the
+optimizer's own methods from it. Here they are exempt already.
+"""
+
+import torch
+
+for _method in vars(torch.optim.Optimizer).values():
+    if hasattr(_method, "__wrapped__"):
+        _method.__wrapped__.__dynamo_disable = _method.__wrapped__
