@@ -1,57 +1,16 @@
 """DistributedOptimizer against torch.optim on the same model, in one process."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError, NonFiniteGradient, TableError
 from mpifleet.optimizer import DistributedOptimizer
 from tests.unit.local_job import connect, single, table_of
-
-DTYPE = torch.float64
-
-
-def net():
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).to(DTYPE)
-
-
-def batches(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(5, 4, dtype=DTYPE, generator=generator) for _ in range(count)]
-
-
-def loss_of(model, batch):
-    return model(batch).square().mean()
-
-
-def assert_same(ours, theirs, rtol=1e-10):
-    for (name, left), right in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(left, right, rtol=rtol, atol=1e-12, msg=lambda m, n=name: n + m)
-
-
-def follow(build_optimizer, make=net, steps=30, each=None):
-    """Train two copies of a model, one by torch and one by us, and compare them every step."""
-    theirs = make()
-    ours = copy.deepcopy(theirs)
-    reference = build_optimizer(theirs)
-    optimizer = connect(ours, build_optimizer(ours))
-    for batch in batches(steps):
-        for model, stepper in ((theirs, reference), (ours, optimizer)):
-            stepper.zero_grad()
-            loss = loss_of(model, batch)
-            loss.backward()
-            if each is not None:
-                each(model, stepper)
-            stepper.step()
-        assert_same(ours, theirs)
-    return ours, optimizer
-
+from tests.unit.torch_reference import DTYPE, TwoTables, batches, follow, loss_of, net
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
@@ -94,190 +53,6 @@ def test_tables_under_adam_follow_sparse_adam(eps):
         torch.testing.assert_close(
             table_of(embedding, optimizer), reference.weight.detach(), rtol=1e-9, atol=1e-12
         )
-
-
-# -- schedules ------------------------------------------------------------------------------------
-
-SCHEDULES = {
-    "step": lambda o: lr_scheduler.StepLR(o, 4, 0.3),
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
-    "warm-up": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=5),
-    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=31),
-}
-RULES = {
-    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.8),
-    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.1),
-}
-
-
-@pytest.mark.parametrize("on_inner", [False, True], ids=["on-ours", "on-the-wrapped"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedules_follow_torch(schedule, rule, on_inner):
-    theirs, ours = net(), net()
-    reference, inner = RULES[rule](theirs), RULES[rule](ours)
-    optimizer = connect(ours, inner)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch's, when it believes step() was forgotten
-        pair = (
-            (theirs, reference, SCHEDULES[schedule](reference)),
-            (ours, optimizer, SCHEDULES[schedule](inner if on_inner else optimizer)),
-        )
-        for batch in batches(25):
-            for model, stepper, scheduler in pair:
-                stepper.zero_grad()
-                loss_of(model, batch).backward()
-                stepper.step()
-                scheduler.step()
-            assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("on_inner", [False, True], ids=["on-ours", "on-the-wrapped"])
-def test_reduce_on_plateau(on_inner):
-    theirs, ours = net(), net()
-    reference, inner = RULES["sgd"](theirs), RULES["sgd"](ours)
-    optimizer = connect(ours, inner)
-    makers = (reference, inner if on_inner else optimizer)
-    left, right = (lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=1) for o in makers)
-    for step, batch in enumerate(batches(15)):
-        for model, stepper, scheduler in ((theirs, reference, left), (ours, optimizer, right)):
-            stepper.zero_grad()
-            loss_of(model, batch).backward()
-            stepper.step()
-            scheduler.step(1.0 if step > 3 else 1.0 / (1 + step))
-        assert_same(ours, theirs)
-    assert inner.param_groups[0]["lr"] < 0.1 / 4
-
-
-def test_a_rule_that_changes_later_is_refused():
-    model = net()
-    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    loss_of(model, batches(1)[0]).backward()
-    optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(ConfigError, match=r"param group 0 asks for .*momentum.*made for .*sgd"):
-        optimizer.step()
-
-
-def test_rates_restored_by_load_state_dict_are_used():
-    for restored in ("ours", "the wrapped"):
-        model = net()
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = connect(model, inner)
-        state = optimizer.state_dict()
-        state["param_groups"][0]["lr"] = 0.25
-        (optimizer if restored == "ours" else inner).load_state_dict(state)
-        before = model[0].weight.detach().clone()
-        loss_of(model, batches(1)[0]).backward()
-        optimizer.step()
-        moved = before - model[0].weight.detach()
-        torch.testing.assert_close(moved, 0.25 * model[0].weight.grad)
-        # A schedule goes on from there.
-        inner.param_groups[0]["lr"] = 0.0
-        optimizer.step()
-        torch.testing.assert_close(model[0].weight.detach(), before - moved, rtol=0, atol=0)
-
-
-# -- groups ---------------------------------------------------------------------------------------
-
-
-def test_groups_keep_their_own_rates_momenta_and_decay():
-    def build(model):
-        return torch.optim.SGD(
-            [
-                {"params": [model[0].weight], "lr": 0.3},
-                {"params": [model[0].bias, model[2].weight], "momentum": 0.5, "nesterov": True},
-                {"params": [model[2].bias], "weight_decay": 0.2, "lr": 0.01},
-            ],
-            lr=0.1,
-        )
-
-    follow(build)
-
-
-class TwoTables(nn.Module):
-    def __init__(self):
-        super().__init__()
-        options = {"pooling": "sum", "initializer": "zeros", "dtype": DTYPE}
-        self.fast = SparseEmbedding("fast", 5, 2, **options)
-        self.slow = SparseEmbedding("slow", 5, 2, **options)
-        self.dense = nn.Parameter(torch.zeros(2, dtype=DTYPE))
-
-    def forward(self, key=1):
-        ids = torch.tensor([[key]])
-        return (self.fast(ids) + self.slow(ids) + self.dense).sum()
-
-
-def test_a_group_per_table():
-    model = TwoTables()
-    inner = torch.optim.SGD(
-        [
-            {"params": [model.fast.weight], "lr": 4.0},
-            {"params": [model.slow.weight], "lr": 0.25, "momentum": 0.5},
-            {"params": [model.dense]},
-        ],
-        lr=1.0,
-    )
-    optimizer = connect(model, inner)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model().backward()
-        optimizer.step()
-    assert table_of(model.fast, optimizer)[1].tolist() == [-8, -8]
-    assert table_of(model.slow, optimizer)[1].tolist() == [-0.25 * 2.5] * 2
-    assert model.dense.tolist() == [-2, -2]
-
-
-@pytest.mark.parametrize("how", ["no group", "requires_grad"])
-def test_a_frozen_table_stays_and_is_not_counted_in_the_norm(how):
-    model = TwoTables()
-    params = [model.fast.weight, model.dense]
-    if how == "requires_grad":
-        model.slow.weight.requires_grad_(False)
-        params.append(model.slow.weight)
-    optimizer = connect(model, torch.optim.SGD(params, lr=1.0))
-    model().backward()
-    assert optimizer.clip_grad_norm_(100.0).item() == pytest.approx(2.0)  # two rows of ones
-    optimizer.step()
-    assert not table_of(model.slow, optimizer).any()
-    assert table_of(model.fast, optimizer)[1].tolist() == [-1, -1]
-
-
-def test_frozen_parameters_stay():
-    model = net()
-    model[0].requires_grad_(False)
-    first = model[0].weight.clone()
-    optimizer = connect(model, torch.optim.Adam(model.parameters(), lr=0.1))
-    loss_of(model, batches(1)[0]).backward()
-    optimizer.step()
-    assert torch.equal(model[0].weight, first)
-    assert not torch.equal(model[2].weight, net()[2].weight)
-
-
-def test_parameters_without_a_gradient_keep_values_state_and_step():
-    """Every parameter has its own step, as in torch: here layer 2 sees every third batch only."""
-    turn = {}
-
-    def drop(model, stepper):
-        turn[id(model)] = turn.get(id(model), -1) + 1
-        if turn[id(model)] % 3:
-            model[2].weight.grad = model[2].bias.grad = None
-
-    follow(lambda model: torch.optim.Adam(model.parameters(), lr=0.05), each=drop)
-
-
-def test_groups_cannot_be_added_later():
-    model, extra = net(), nn.Parameter(torch.zeros(1))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = connect(model, inner)
-    with pytest.raises(ConfigError, match="before"):
-        optimizer.add_param_group({"params": [extra]})
-    inner.add_param_group({"params": [extra]})
-    with pytest.raises(ConfigError, match="2 param groups, it had 1"):
-        optimizer.step()
-
-
-# -- kinds of parameters --------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -352,9 +127,6 @@ def test_a_model_of_tables_only():
     assert table_of(embedding, optimizer)[1].tolist() == [-1, -1, -1]
 
 
-# -- clipping and closures ------------------------------------------------------------------------
-
-
 def test_torch_clipping_before_step():
     def clip(model, stepper):
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
@@ -401,9 +173,6 @@ def test_a_closure_is_called_once_with_gradients_on():
         loss = optimizer.step(closure)
     assert calls == [True]
     assert loss.item() > loss_of(model, batches(1)[0]).item()
-
-
-# -- what is refused ------------------------------------------------------------------------------
 
 
 def test_optimizers_without_a_rule_are_refused_with_a_list():
