@@ -1,24 +1,28 @@
-"""Update rules: against torch.optim, numpy oracles and SparseAdam, and bit identity of slices."""
-
-import itertools
+"""Update rules against torch.optim, numpy oracles and SparseAdam."""
 
 import numpy as np
 import pytest
 import torch
 
-from mpifleet.errors import ConfigError, TableError
 from mpifleet.ps.update_rules import (
-    HYPER_NAMES,
     HYPER_SIZE,
     RuleSpec,
     hyper_of_group,
     make_rule,
-    rule_of_group,
 )
 from tests.oracles import lazy_rules
-
-ELEMENTS = 77  # not a multiple of any vector width
-STEPS = 100
+from tests.unit.rule_cases import (
+    ELEMENTS,
+    LAZY_CASES,
+    STEPS,
+    assert_close,
+    both_dtypes,
+    both_routes,
+    fresh_state,
+    gradient_steps,
+    rule_of,
+    vector,
+)
 
 TORCH_CASES = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -52,88 +56,12 @@ TORCH_CASES = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "adamw-decay": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.3, maximize=True),
 }
-
-
-def rule_of(optimizer):
-    """The rule of an optimizer with one param group."""
-    (group,) = optimizer.param_groups
-    return rule_of_group(optimizer, group)
-
-
-def fresh_state(rule, values, hyper):
-    """State tensors for `values` before the first update."""
-    return {
-        slot: torch.full_like(values, first) for slot, first in rule.initial_state(hyper).items()
-    }
-
-
 SCHEDULES = {
     "constant": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda _: 1.0),
     "warm-up-and-decay": lambda o: torch.optim.lr_scheduler.LambdaLR(
         o, lambda t: min((t + 1) / 10, 1.0) * 0.97**t
     ),
 }
-
-# name, flags, hyper-parameters of the lazy rules
-LAZY_CASES = {
-    "sgd": ("sgd", {}, {"lr": 0.1}),
-    "sgd-decay": ("sgd", {"maximize": True}, {"lr": 0.1, "weight_decay": 0.05}),
-    "momentum": ("momentum", {}, {"lr": 0.1, "momentum": 0.9}),
-    "momentum-damped": (
-        "momentum",
-        {},
-        {"lr": 0.1, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.01},
-    ),
-    "nesterov": (
-        "momentum",
-        {"nesterov": True},
-        {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.01},
-    ),
-    "adagrad": (
-        "adagrad",
-        {},
-        {
-            "lr": 0.1,
-            "lr_decay": 0.02,
-            "eps": 1e-8,
-            "initial_accumulator_value": 0.1,
-            "weight_decay": 0.01,
-        },
-    ),
-    "adam": ("adam", {}, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-3}),
-    "adam-decay": (
-        "adam",
-        {"maximize": True},
-        {"lr": 0.01, "beta1": 0.7, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1},
-    ),
-    "adamw": (
-        "adamw",
-        {},
-        {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "weight_decay": 0.3},
-    ),
-}
-
-both_routes = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-
-
-def vector(name, hyper):
-    out = np.zeros(HYPER_SIZE)
-    for slot, field in enumerate(HYPER_NAMES[name]):
-        out[slot] = hyper.get(field, 0.0)
-    return out
-
-
-def gradient_steps(shape, dtype, steps=STEPS, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    scale = torch.logspace(-2, 1, int(np.prod(shape)), dtype=dtype).view(shape)
-    for _ in range(steps):
-        yield torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) * scale
-
-
-def assert_close(got, wanted, tolerance):
-    scale = wanted.abs().max()
-    assert (got - wanted).abs().max() <= tolerance * scale
 
 
 @both_routes
@@ -270,60 +198,6 @@ def test_lazy_adam_equals_torch_sparse_adam(maximize, eps, fused):
     assert torch.equal(table[-1], weight.detach()[-1])
 
 
-@both_routes
-@both_dtypes
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("case", LAZY_CASES)
-def test_slices_give_the_bits_of_the_whole(case, threads, dtype, fused):
-    name, flags, hyper = LAZY_CASES[case]
-    rule = make_rule(RuleSpec(name, **flags), fused=fused)
-    size = 100_003
-    cuts = {"thirds": [0, 33_335, 66_669, size], "odd": [0, 5, 18, 50_001, 50_002, size]}
-    generator = torch.Generator().manual_seed(8)
-    values = torch.randn(size, generator=generator, dtype=dtype)
-    many = [torch.randn(size, generator=generator, dtype=dtype) for _ in range(3)]
-
-    def run(first, last):
-        part = values[first:last].clone()
-        state = fresh_state(rule, part, vector(name, hyper))
-        for step, grads in enumerate(many, start=1):
-            rule.apply_dense(part, grads[first:last], state, step, vector(name, hyper))
-        return torch.stack([part, *(state[slot] for slot in rule.slots)])
-
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        whole = run(0, size)
-        assert torch.equal(whole, run(0, size))
-        for edges in cuts.values():
-            parts = [run(a, b) for a, b in itertools.pairwise(edges)]
-            assert torch.equal(torch.cat(parts, dim=1), whole)
-    finally:
-        torch.set_num_threads(threads_before)
-
-
-@both_routes
-@pytest.mark.parametrize("case", LAZY_CASES)
-def test_rows_give_the_same_bits_in_any_company(case, fused):
-    name, flags, hyper = LAZY_CASES[case]
-    rule = make_rule(RuleSpec(name, **flags), fused=fused)
-    generator = torch.Generator().manual_seed(9)
-    rows = torch.randn(200, 10, generator=generator)
-    grads = torch.randn(200, 10, generator=generator)
-
-    def run(picked):
-        part = rows[picked]
-        state = fresh_state(rule, part, vector(name, hyper))
-        for step in (1, 2, 3):
-            rule.apply_rows(part, grads[picked], state, step, vector(name, hyper))
-        return part
-
-    whole = run(torch.arange(200))
-    for server in range(3):
-        mine = torch.arange(server, 200, 3)
-        assert torch.equal(run(mine), whole[mine])
-
-
 def test_additive_scale_is_the_whole_of_plain_sgd():
     rows, grads = torch.randn(4, 3), torch.randn(4, 3)
     for maximize in (False, True):
@@ -347,79 +221,3 @@ def test_initial_state_starts_where_torch_starts():
     )
     assert torch.equal(state["sum"], torch.full((3, 2), 0.5))
     assert fresh_state(make_rule(RuleSpec("sgd")), torch.ones(2), np.zeros(HYPER_SIZE)) == {}
-
-
-def test_rules_of_groups_differ():
-    one, two = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD(
-        [{"params": [one]}, {"params": [two], "momentum": 0.9, "nesterov": True}], lr=0.1
-    )
-    rules = [rule_of_group(optimizer, group) for group in optimizer.param_groups]
-    assert rules == [RuleSpec("sgd"), RuleSpec("momentum", nesterov=True)]
-
-
-class OwnAdam(torch.optim.Adam):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda p: torch.optim.RMSprop(p), "RMSprop"),
-        (lambda p: OwnAdam(p), "OwnAdam"),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad"),
-        (lambda p: torch.optim.AdamW(p, differentiable=True), "differentiable"),
-        (lambda p: torch.optim.Adam(p, capturable=True), "capturable"),
-    ],
-)
-def test_what_cannot_be_mapped_is_refused_with_the_list(make, named):
-    optimizer = make([torch.nn.Parameter(torch.ones(2))])
-    with pytest.raises(ConfigError, match=named) as caught:
-        rule_of(optimizer)
-    for mapped in ("SGD", "Adagrad", "Adam", "AdamW", "SparseAdam"):
-        assert mapped in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("lr", float("nan")),
-        ("lr", -0.1),
-        ("weight_decay", float("inf")),
-        ("betas", (0.9, 1.0)),
-        ("betas", (-0.1, 0.9)),
-        ("eps", -1e-8),
-        ("lr", torch.ones(2)),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_named(field, value):
-    group = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).param_groups[0] | {field: value}
-    with pytest.raises(ConfigError, match="beta" if field == "betas" else field):
-        hyper_of_group(RuleSpec("adam"), group)
-
-
-def test_bad_specs_and_tensors_are_refused():
-    with pytest.raises(ConfigError, match="rprop"):
-        RuleSpec("rprop")
-    with pytest.raises(ConfigError, match="nesterov"):
-        RuleSpec("adam", nesterov=True)
-    rule, hyper = make_rule(RuleSpec("sgd")), np.zeros(HYPER_SIZE)
-    rows = torch.ones(4, 3)
-    with pytest.raises(TableError, match="contiguous"):
-        rule.apply_rows(rows, torch.ones(3, 4).T, {}, 1, hyper)
-    with pytest.raises(TableError, match="grads"):
-        rule.apply_rows(rows, torch.ones(4, 2), {}, 1, hyper)
-    with pytest.raises(TableError, match="float16"):
-        rule.apply_rows(rows.half(), rows.half(), {}, 1, hyper)
-    with pytest.raises(TableError, match="step"):
-        rule.apply_rows(rows, rows, {}, 0, hyper)
-    with pytest.raises(TableError, match="state"):
-        rule.apply_rows(rows, rows, {"exp_avg": rows}, 1, hyper)
-
-
-@pytest.mark.parametrize("name", HYPER_NAMES)
-def test_empty_slices_and_empty_pushes_do_nothing(name):
-    rule = make_rule(RuleSpec(name))
-    for shape, apply in (((0,), rule.apply_dense), ((0, 4), rule.apply_rows)):
-        empty = torch.empty(shape)
-        apply(empty, empty.clone(), fresh_state(rule, empty, np.zeros(HYPER_SIZE)), 1, [0.1] * 8)
