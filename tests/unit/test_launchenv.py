@@ -153,6 +153,12 @@ def test_openmpi_5_leaves_ucx_out():
     assert transport_defaults(read_launch_env(OPENMPI_5), cores=2) == {"OMPI_MCA_osc": "^ucx"}
 
 
+def test_a_launcher_whose_version_is_no_number_gets_no_settings():
+    env = read_launch_env(OPENMPI_5 | {"OMPI_VERSION": "main"})
+    assert env.mpi_version == "main"
+    assert transport_defaults(env, cores=2) == {}
+
+
 def test_mpich_with_two_netmods_takes_ofi():
     both = "MPICH Version: 5.0.2\nMPICH Device: ch4:ofi,ucx\n"
     ucx_only = "MPICH Version: 5.0.2\nMPICH Device: ch4:ucx\n"
