@@ -14,16 +14,15 @@ from pathlib import Path
 
 from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
 from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
-from tools.prerequisites import install_system_packages, obstacle
+from tools.prerequisites import obstacle
 from tools.processes import environment, exit_on_sigterm
+from tools.set_up import LIMIT_S, PACKAGES
 from tools.side_by_side import Task, run_side_by_side
-from tools.venvs import ROOT, SetUpError, prepare
+from tools.venvs import ROOT
 
 WHOLE_RUN_S = 2100.0
 # Most parts wait for ranks more than they compute: two at a time keep two cores busy.
 LANES = 2
-EXTRAS = {"system": "test", "wheel": "test,mpi"}
-CHECK = "import mpifleet, torch, mpi4py, h5py, pytest, pytest_timeout"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,23 +49,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
         return 0
     exit_on_sigterm()
-    begin = time.monotonic()
-    try:
-        install_system_packages()
-        for mpi in sorted({part.mpi for part in parts}):
-            prepare(mpi, EXTRAS[mpi], CHECK)
-    except SetUpError as error:
-        print(f"set-up: {error}", file=sys.stderr)
-        print("0 passed, 1 failed, 0 skipped")
-        return 1
+    deadline = time.monotonic() + WHOLE_RUN_S
     with tempfile.TemporaryDirectory(prefix="mpifleet-test-") as scratch:
-        outcomes = run_parts(parts, Path(scratch), begin + WHOLE_RUN_S)
+        if not set_up({part.mpi for part in parts}, Path(scratch), deadline):
+            print("0 passed, 1 failed, 0 skipped")
+            return 1
+        outcomes = run_parts(parts, Path(scratch), deadline)
     # Only the whole MPI suite can tell that a file runs nowhere.
     whole = "mpi" in kinds and not arguments.mpi and not arguments.ranks
     untested = files_without_a_test(ROOT, outcomes) if whole else []
     text, well = report(outcomes, untested)
     print(text, flush=True)
     return 0 if well else 1
+
+
+def set_up(mpis: set[str], scratch: Path, deadline: float) -> bool:
+    """Makes system packages and virtual environments ready, all at once; whether that worked."""
+    names = [PACKAGES, *sorted(mpis)]
+    commands = [[sys.executable, "-m", "tools.set_up", name] for name in names]
+    env = environment()
+    tasks = [
+        Task(f"set-up of {name}", command, env, LIMIT_S)
+        for name, command in zip(names, commands, strict=True)
+    ]
+    ended = [how for _, how in run_side_by_side(tasks, len(tasks), scratch, deadline)]
+    return all(how.status == 0 for how in ended)
 
 
 def run_parts(parts: Sequence[Part], scratch: Path, deadline: float) -> list[Outcome]:

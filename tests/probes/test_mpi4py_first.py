@@ -4,7 +4,7 @@ Found, 2 ranks on one node: mpi4py asks for MULTIPLE unless MPI4PY_RC_THREAD_LEV
 and both MPIs grant what is asked. With default components windows of both kinds work at every
 level. Open MPI 4.1.4 with osc=pt2pt: Allocate raises ERR_WIN on every rank at MULTIPLE and works
 below; Allocate_shared raises ERR_INTERN at any level. Open MPI 5 has no pt2pt, and a job that names
-a missing component dies in MPI_Init.
+a missing component never leaves MPI_Init: it dies there, or (2 of 6 times, 5.0.11) hangs.
 """
 
 import json
@@ -48,8 +48,8 @@ def mpirun() -> str:
     return found
 
 
-def two_ranks(**settings: str) -> tuple[int, str]:
-    """Exit status and stdout of PROGRAM on 2 ranks, ended after JOB_LIMIT_S."""
+def two_ranks(limit_s: float = JOB_LIMIT_S, **settings: str) -> tuple[int | None, str]:
+    """Exit status, None after limit_s, and stdout of PROGRAM on 2 ranks."""
     command = [mpirun(), "--oversubscribe", "-n", "2", sys.executable, str(PROGRAM)]
     job = subprocess.Popen(
         command,
@@ -60,11 +60,15 @@ def two_ranks(**settings: str) -> tuple[int, str]:
         text=True,
     )
     try:
-        stdout, _ = job.communicate(timeout=JOB_LIMIT_S)
+        stdout, _ = job.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         job.terminate()  # not kill: mpirun then ends its ranks and removes their segments
-        job.communicate(timeout=JOB_LIMIT_S / 2)
-        pytest.fail(f"{command} with {settings} had not ended after {JOB_LIMIT_S} s")
+        try:
+            stdout, _ = job.communicate(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            job.kill()  # it hangs after the end of its ranks
+            stdout, _ = job.communicate()
+        return None, stdout
     return job.returncode, stdout
 
 
@@ -72,7 +76,7 @@ def ask(level: str, **settings: str) -> dict:
     if level:
         settings["MPI4PY_RC_THREAD_LEVEL"] = level
     status, stdout = two_ranks(**settings)
-    assert status == 0
+    assert status == 0, "None: it had not ended in time"
     return json.loads(stdout)
 
 
@@ -96,7 +100,7 @@ def test_two_sided_windows_work_below_multiple(comm):
 
 
 @pytest.mark.skipif(VERSION < (5,), reason="Open MPI 4 has pt2pt")
-def test_a_missing_component_ends_the_job(comm):
-    status, stdout = two_ranks(OMPI_MCA_osc="sm,pt2pt")
+def test_with_a_missing_component_there_is_no_job(comm):
+    status, stdout = two_ranks(limit_s=10.0, OMPI_MCA_osc="sm,pt2pt")
     assert status != 0
     assert stdout == ""

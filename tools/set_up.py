@@ -1,0 +1,37 @@
+"""What the tests need, made ready: `python3 -m tools.set_up packages|system|wheel`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tools.prerequisites import install_system_packages
+from tools.processes import exit_on_sigterm
+from tools.venvs import SetUpError, prepare
+
+PACKAGES = "packages"
+EXTRAS = {"system": "test", "wheel": "test,mpi"}
+LIMIT_S = 1200.0
+_CHECK = "import mpifleet, torch, mpi4py, h5py, pytest, pytest_timeout"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make ready what the one argument names: system packages, or a virtual environment."""
+    names = list(sys.argv[1:] if argv is None else argv)
+    if len(names) != 1 or names[0] not in (PACKAGES, *EXTRAS):
+        print(f"{' '.join(names)!r}: name one of {PACKAGES}, {', '.join(EXTRAS)}", file=sys.stderr)
+        return 2
+    exit_on_sigterm()
+    try:
+        if names[0] == PACKAGES:
+            install_system_packages()
+        else:
+            prepare(names[0], EXTRAS[names[0]], _CHECK)
+    except SetUpError as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
