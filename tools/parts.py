@@ -10,11 +10,10 @@ MPI_FOLDERS = ("tests/mpi", "tests/probes")
 RANK_COUNTS = (1, 2, 3, 4)
 KINDS = ("lint", "unit", "mpi", "launch", "cluster")
 MPIS = ("system", "wheel")
-LAUNCH = {
-    "system": ("tests/launch",),
-    # How jobs end depends on the MPI; what scripts compute and print does not.
-    "wheel": tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals")),
-}
+# How jobs end depends on the MPI; what scripts compute and print does not.
+ENDS = tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals"))
+OTHERS = ("tests/launch", *(f"--ignore={name}" for name in ENDS))
+LAUNCH = {"system": (OTHERS, ENDS), "wheel": (ENDS,)}
 KILL_RUNS = {"system": "4", "wheel": "4"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SOURCES = ("mpifleet", "tools", "tests", "examples", "benchmarks")
@@ -50,14 +49,14 @@ class Part:
 def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     """Every part in the order in which they begin: what fails fast first, then the longest."""
     yield from _lint_parts(root, venvs)
-    yield _launch_part(venvs, "system")
+    yield from _launch_parts(venvs, "system")
     python = str(venvs / "system" / "bin" / "python")
     # One thread: small tensors, and the cores are shared with the processes that tests start.
     yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
     yield from (mpi_part(venvs, "system", ranks) for ranks in RANK_COUNTS)
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
     yield from (mpi_part(venvs, "wheel", ranks) for ranks in RANK_COUNTS)
-    yield _launch_part(venvs, "wheel")
+    yield from _launch_parts(venvs, "wheel")
 
 
 def _lint_parts(root: Path, venvs: Path) -> Iterator[Part]:
@@ -69,10 +68,12 @@ def _lint_parts(root: Path, venvs: Path) -> Iterator[Part]:
     yield Part("lint", "mypy", "system", [str(folder / "python"), "-m", "mypy"], 300)
 
 
-def _launch_part(venvs: Path, mpi: str) -> Part:
-    command = _pytest(str(venvs / mpi / "bin" / "python"), *LAUNCH[mpi])
+def _launch_parts(venvs: Path, mpi: str) -> Iterator[Part]:
+    python = str(venvs / mpi / "bin" / "python")
     env = {"MPIFLEET_KILL_RUNS": KILL_RUNS[mpi]}
-    return Part("launch", "tests/launch", mpi, command, 1200, env=env)
+    for which in LAUNCH[mpi]:
+        name = "launch: ends" if which is ENDS else "launch: others"
+        yield Part("launch", name, mpi, _pytest(python, *which), 900, env=env)
 
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:

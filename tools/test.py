@@ -6,6 +6,7 @@ Ends with a line "N passed, N failed, N skipped"; the exit status is 0 when noth
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
         return 0
     exit_on_sigterm()
+    # A shell ignores these for what it starts in the background, and tests send them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     deadline = time.monotonic() + WHOLE_RUN_S
     with tempfile.TemporaryDirectory(prefix="mpifleet-test-") as scratch:
         if not set_up({part.mpi for part in parts}, Path(scratch), deadline):

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,7 @@ class Hub:
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ)
         self._ranks: dict[int, _Rank] = {}
+        self._come: set[int] = set()  # ranks that ever said hello
         self._strangers: list[_Rank] = []
         self._size: int | None = None
         self._left: list[int] = []  # whose scripts are at their end; told to who comes later
@@ -65,6 +67,7 @@ class Hub:
         self._beaten_s = self._reported_s = self._turned_s = time.monotonic()
         self._waiting: tuple[float, int, str] | None = None  # a signal: (until, status, text)
         self._end: tuple[float, int, str] | None = None  # (until, status, text)
+        self._kill: list[list[Any]] = []  # (place, pid) of frozen ranks
         self.voice = Voice()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpifleet-hub", daemon=True)
@@ -183,10 +186,13 @@ class Hub:
         stranger.rank = hello["rank"]
         self._strangers.remove(stranger)
         self._ranks[hello["rank"]] = stranger
+        self._come.add(hello["rank"])
         if stranger.rank == 0:
             self._size = hello["size"]
             self._stall_report_s, self._stall_end_s = hello["stall_report_s"], hello["stall_end_s"]
-        if len(self._ranks) == self._size:
+        if self._end is not None:
+            self._tell_end([stranger])  # it came while the job was ending
+        elif len(self._ranks) == self._size:
             self._welcome()
 
     def _welcome(self) -> None:
@@ -236,12 +242,21 @@ class Hub:
         if self._end is not None:
             return
         self.voice.say(text)
-        kill = [[rank.place, rank.pid] for rank in stalled or ()]
+        self._kill = [[rank.place, rank.pid] for rank in stalled or ()]
         self._end = (time.monotonic() + LINGER_S, status, text)
-        self._tell_all(encode(kind="end", status=status, text=text, stall=bool(kill), kill=kill))
+        self._tell_end(list(self._ranks.values()))
+
+    def _tell_end(self, ranks: Sequence[_Rank]) -> None:
+        assert self._end is not None
+        _, status, text = self._end
+        stall, kill = bool(self._kill), self._kill
+        for rank in ranks:
+            self._tell(rank, encode(kind="end", status=status, text=text, stall=stall, kill=kill))
 
     def _finish(self, now_s: float, until_s: float, status: int, text: str) -> None:
-        if now_s >= until_s or not any(number != 0 for number in self._ranks):
+        # A rank whose hello is still on its way would take the end of this process for a death.
+        all_told = len(self._come) == self._size
+        if now_s >= until_s or (all_told and not any(number != 0 for number in self._ranks)):
             self.voice.flush()
             self.voice.say_last(text)
             end_process(status, self.voice)

@@ -63,6 +63,16 @@ def test_a_told_failure_comes_before_the_death_that_follows(program):
     assert hub.end() == (5, ["mpifleet: rank 1 (server 0) failed: E: x"] * 2)
 
 
+def test_who_comes_while_the_job_ends_is_told_why(program):
+    hub, address = hub_of(program, 3)
+    first = Player(address, 1)
+    first.sock.sendall(encode(kind="fail", status=5, text="failed: E: x"))
+    text = first.until("end")["text"]
+    first.sock.close()
+    assert Player(address, 2).until("end")["text"] == text == "rank 1 (server 0) failed: E: x"
+    assert hub.end()[0] == 5
+
+
 def test_a_death_explains_the_signals_that_the_launcher_sends_after_it(program):
     hub, address = hub_of(program, 3)
     first, second = Player(address, 1), Player(address, 2)
