@@ -12,6 +12,7 @@ from mpifleet.exchange import Exchange
 from mpifleet.partition import UniqueKeys, unique_keys
 from mpifleet.ps.merge import segment_sum
 from mpifleet.ps.sparse_gradient import SparseGradient
+from mpifleet.pull_ahead import Expected, ExpectedLookUps
 from mpifleet.table_options import check_table_options
 
 
@@ -66,6 +67,7 @@ class SparseEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
         self._take_weight()
         self._exchange: Exchange | None = None
+        self._expected: ExpectedLookUps[_Plan] = ExpectedLookUps()
         self._table = -1
 
     def _take_weight(self) -> None:
@@ -75,7 +77,7 @@ class SparseEmbedding(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy is a table that is not connected yet, with gradients of its own.
         state = {name: value for name, value in vars(self).items() if name != "gradient"}
-        return {**state, "_exchange": None, "_table": -1}
+        return {**state, "_exchange": None, "_expected": ExpectedLookUps(), "_table": -1}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -100,11 +102,49 @@ class SparseEmbedding(nn.Module):
         pooling "concat" gives [B, num_slots * ids per slot * dim]; all bags must be equally long.
         Raises KeyRangeError for an id outside [0, num_rows), TableError before init_worker().
         """
+        exchange, training = self._connected(), torch.is_grad_enabled()
+        expected = self._expected.take(ids, offsets) if training else None
+        clock = exchange.clock
+        before = clock.enter("unique" if training else "other")
+        plan = expected.plan if expected else self._plan(ids, offsets)
+        clock.enter("pull" if training else "other")
+        rows = expected.rows if expected else exchange.begin_rows(self._table, plan.unique)
+        pulled = torch.from_numpy(rows.take())
+        if training:
+            clock.enter(before if before == "backward" else "forward")
+        weight = self.weight if training else self.weight.detach()
+        pooled = _Lookup.apply(weight, pulled, plan, self.gradient)
+        if not plan.batch:
+            return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
+        return pooled.reshape(plan.batch, -1).to(self.weight.device)
+
+    def expect(self, ids: Tensor, offsets: Tensor | None = None) -> None:
+        """Begin the pull of a later training forward of the same ids; see fleet.pull_ahead."""
+        exchange = self._connected()
+        before = exchange.clock.enter("unique")
+        plan = self._plan(ids, offsets)
+        exchange.clock.enter("pull")
+        rows = exchange.begin_rows(self._table, plan.unique)
+        self._expected.add(Expected(ids, offsets, plan, rows))
+        exchange.clock.enter(before)
+
+    def read_expected(self) -> None:
+        """Read now what this rank can read itself of the next expected look-up's rows."""
+        self._expected.read_near()
+
+    def expect_nothing(self) -> None:
+        """Forget what was expected: later look-ups pull anew."""
+        self._expected.clear()
+
+    def _connected(self) -> Exchange:
         if self._exchange is None:
             raise TableError(
                 f"table {self.name!r} is not connected: call fleet.distributed_optimizer(...) "
                 "and fleet.init_worker() before the first forward"
             )
+        return self._exchange
+
+    def _plan(self, ids: Tensor, offsets: Tensor | None) -> "_Plan":
         for what, given in (("ids", ids), ("offsets", offsets)):
             if not isinstance(given, Tensor) and not (given is None and what == "offsets"):
                 raise TableError(
@@ -112,13 +152,7 @@ class SparseEmbedding(nn.Module):
                     f"{type(given).__name__}; use a tensor, for instance torch.tensor({what})"
                 )
         flat, lengths, batch = self._bags(ids.detach().cpu(), offsets)
-        plan = _Plan.make(self, flat, lengths, self._exchange.num_servers)
-        rows = torch.from_numpy(self._exchange.pull_rows(self._table, plan.unique))
-        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        pooled = _Lookup.apply(weight, rows, plan, self.gradient)
-        if not batch:
-            return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
-        return pooled.reshape(batch, -1).to(self.weight.device)
+        return _Plan.make(self, flat, lengths, batch, self._connected().num_servers)
 
     def _empty_width(self, ids: Tensor) -> int:
         """Width of the output for no samples: what the ids' shape would give any number of them."""
@@ -171,16 +205,27 @@ class _Plan:
     """How the distinct rows of one look-up become its output, and the way back."""
 
     def __init__(
-        self, unique: UniqueKeys, bag_of: np.ndarray | None, lengths: np.ndarray, mean: bool
+        self,
+        unique: UniqueKeys,
+        bag_of: np.ndarray | None,
+        lengths: np.ndarray,
+        batch: int,
+        mean: bool,
     ):
         self.unique = unique
+        self.batch = batch
         self.bag_of = bag_of
         self.lengths = lengths
         self.mean = mean
 
     @classmethod
     def make(
-        cls, embedding: SparseEmbedding, flat: np.ndarray, lengths: np.ndarray, num_servers: int
+        cls,
+        embedding: SparseEmbedding,
+        flat: np.ndarray,
+        lengths: np.ndarray,
+        batch: int,
+        num_servers: int,
     ) -> "_Plan":
         """One sort of the ids, whole-array arithmetic for the rest."""
         table = embedding.name
@@ -207,7 +252,7 @@ class _Plan:
             unique_keys(flat, embedding.num_rows, 1, table)  # the range is per slot
             flat = flat + (slots % embedding.num_slots) * embedding.num_rows
         unique = unique_keys(flat, embedding.table_rows, num_servers, table)
-        return cls(unique, bag_of, lengths, embedding.pooling == "mean")
+        return cls(unique, bag_of, lengths, batch, embedding.pooling == "mean")
 
     def pool(self, rows: Tensor) -> Tensor:
         """[u, dim] -> [bags, dim]."""

@@ -1,5 +1,6 @@
 """What happens to one step's gradients between backward() and the next forward()."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -7,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpifleet.partition import UniqueKeys
+from mpifleet.ps.rows_pull import PulledRows
+from mpifleet.step_clock import StepClock
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,30 @@ class Exchange(Protocol):
 
     num_servers: int
     is_finished: bool
+    clock: StepClock
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """Rows of unique.keys, [u, dim], for the caller to keep."""
+        ...
+
+    def begin_rows(self, table: int, unique: UniqueKeys) -> PulledRows:
+        """Start such a pull and finish it later: what others push meanwhile may be missing."""
         ...
 
     def pull_dense(self, flats: list[np.ndarray]) -> None:
         """Current values of every dense table, each into flats[table] [size]."""
         ...
 
-    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
-        """Hand over one step's gradients, then read the dense parameters into `flats`."""
+    def step(
+        self,
+        gradients: Gradients,
+        flats: list[np.ndarray],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Hand over one step's gradients, then read the dense parameters into `flats`.
+
+        meanwhile: work for the time until the dense parameters are ready.
+        """
         ...
 
     def flush(self) -> None:

@@ -5,8 +5,7 @@ Every call works the same under mpirun, srun and mpifleet run, and in a single p
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +13,16 @@ import torch
 from torch import nn
 
 from mpifleet.embedding import SparseEmbedding
-from mpifleet.errors import ConfigError, NotAvailable
+from mpifleet.errors import ConfigError
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
+from mpifleet.pull_ahead import ahead
+from mpifleet.role_makers import (
+    MPISymmetricRoleMaker,
+    PaddleCloudRoleMaker,
+    RoleMaker,
+    is_symmetric,
+)
 from mpifleet.session import Session
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.util import Util
@@ -39,6 +45,7 @@ __all__ = [
     "is_server",
     "is_worker",
     "load_persistables",
+    "pull_ahead",
     "run_server",
     "save_persistables",
     "server_endpoints",
@@ -53,24 +60,13 @@ __all__ = [
 ]
 
 Model = TypeVar("Model", bound=nn.Module)
+Batch = TypeVar("Batch")
 
 _session: Session | None = None
 
 
-@dataclass(frozen=True)
-class PaddleCloudRoleMaker:
-    """Roles from the launch; the default of init()."""
-
-    is_collective: bool = False
-
-
-@dataclass(frozen=True)
-class MPISymmetricRoleMaker:
-    """Fleet's MPI heritage: two ranks on every node, even rank = server, odd rank = worker."""
-
-
 def init(
-    role_maker: PaddleCloudRoleMaker | MPISymmetricRoleMaker | None = None,
+    role_maker: RoleMaker | None = None,
     is_collective: bool = False,
     strategy: DistributedStrategy | None = None,
     *,
@@ -86,21 +82,11 @@ def init(
     launcher and MPI disagree about the number of ranks.
     """
     global _session
-    if is_collective or getattr(role_maker, "is_collective", False):
-        raise NotAvailable(
-            "is_collective=True: collective training is not available in this version"
-        )
-    if role_maker is not None and not isinstance(
-        role_maker, PaddleCloudRoleMaker | MPISymmetricRoleMaker
-    ):
-        raise ConfigError(
-            f"role_maker={role_maker!r}; use PaddleCloudRoleMaker() or MPISymmetricRoleMaker()"
-        )
+    symmetric = is_symmetric(role_maker, is_collective)
     if strategy is not None and not isinstance(strategy, DistributedStrategy):
         raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
     if _session is not None:
         raise ConfigError("fleet.init() was called before in this process")
-    symmetric = isinstance(role_maker, MPISymmetricRoleMaker)
     _session = Session(strategy, server_num, worker_num, role, symmetric)
 
 
@@ -235,10 +221,25 @@ def init_worker() -> None:
 
 def stop_worker() -> None:
     """Say that this worker pushes no more; everything it pushed is applied when this returns."""
-    _current().connected().finish()
+    _current().stop()
 
 
 # -- training -------------------------------------------------------------------------------------
+
+
+def pull_ahead(
+    batches: Iterable[Batch], look_ups: Callable[[Batch], Mapping[SparseEmbedding, Any]]
+) -> Iterator[Batch]:
+    """The same batches, with the rows of the next ones pulled while this one trains.
+
+    look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
+    strategy.pull_ahead says how many batches ahead; with 0 nothing is pulled ahead.  A row pulled
+    ahead may miss the last pushes; dense parameters never do.
+    Memory: the rows of so many batches.
+    """
+    session = _current()
+    session.connected()
+    return ahead(batches, look_ups, session.strategy.pull_ahead)
 
 
 def flush() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError, NotAvailable, TableError
 from mpifleet.exchange import Exchange, Gradients
-from mpifleet.ps.initializers import table_seed
+from mpifleet.model_tables import ModelTables
 from mpifleet.ps.rule_spec import HYPER_SIZE, RuleSpec, hyper_of_group, rule_of_group
-from mpifleet.ps.spec import DenseSpec, ParamSpec, SparseSpec, TableSpecs
+from mpifleet.step_clock import StepClock
+from mpifleet.step_marks import mark_steps
 
 Group = dict[str, Any]
 
@@ -35,61 +35,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner = optimizer
         self._num_groups = len(optimizer.param_groups)
         self._exchange: Exchange | None = None
-        names = {id(p): name for name, p in model.named_parameters()} if model else {}
         self.model = model
-        self.embeddings, self._sparse_groups = _tables(optimizer, model)
-        self._dense_groups: list[int] = []
-        self._params: list[list[nn.Parameter]] = []
-        self.specs = TableSpecs(self._dense_specs(names), self._sparse_specs())
+        tables = ModelTables.of(optimizer, model)
+        self.specs, self.embeddings = tables.specs, tables.embeddings
+        self._dense_groups, self._sparse_groups = tables.dense_groups, tables.sparse_groups
+        self._params = tables.params
         self._values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
         self._grads = [np.zeros_like(flat) for flat in self._values]
         self._present = [np.zeros(len(spec.params), np.uint8) for spec in self.specs.dense]
         self._grad_views = self._views(self._grads)
         self._value_views = self._views(self._values)
 
-    # -- specs ------------------------------------------------------------------------------------
-
-    def _dense_specs(self, names: dict[int, str]) -> tuple[DenseSpec, ...]:
-        specs = []
-        for number, group in enumerate(self.param_groups):
-            dense = [p for p in group["params"] if _embedding_of(p) is None]
-            for dtype in sorted({p.dtype for p in dense}, key=str):
-                params = [p for p in dense if p.dtype == dtype]
-                label = str(dtype).removeprefix("torch.")
-                if dtype not in (torch.float32, torch.float64):
-                    raise ConfigError(
-                        f"parameter {names.get(id(params[0]), '?')!r} has dtype {label}; keep "
-                        "parameters in float32 or float64 and compute under torch.autocast"
-                    )
-                places, start = [], 0
-                for index, param in enumerate(params):
-                    name = names.get(id(param), f"group{number}.{label}.{index}")
-                    places.append(ParamSpec(name, tuple(param.shape), start, start + param.numel()))
-                    start += param.numel()
-                rule = rule_of_group(self._inner, group)
-                specs.append(DenseSpec(f"dense{number}.{label}", label, rule, tuple(places)))
-                self._dense_groups.append(number)
-                self._params.append(params)
-        return tuple(specs)
-
-    def _sparse_specs(self) -> tuple[SparseSpec, ...]:
-        specs = []
-        for embedding, group in zip(self.embeddings, self._sparse_groups, strict=True):
-            # A frozen table still has a rule, which never runs.
-            rule = rule_of_group(self._inner, self.param_groups[group or 0])
-            specs.append(
-                SparseSpec(
-                    name=embedding.name,
-                    num_rows=embedding.table_rows,
-                    dim=embedding.dim,
-                    dtype=str(embedding.weight.dtype).removeprefix("torch."),
-                    rule=rule,
-                    initializer=embedding.initializer,
-                    scale=embedding.scale,
-                    seed=table_seed(embedding.seed, embedding.name),
-                )
-            )
-        return tuple(specs)
+    # -- hyper-parameters -------------------------------------------------------------------------
 
     def hypers(self) -> tuple[np.ndarray, np.ndarray]:
         """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
@@ -133,6 +90,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def connect(self, exchange: Exchange) -> None:
         """Use `exchange` from now on and take over the dense values it holds."""
         self._exchange = exchange
+        if self.model is not None:
+            mark_steps(self.model, exchange.clock)
         for table, embedding in enumerate(self.embeddings):
             embedding.connect(exchange, table)
         self.refresh()
@@ -161,6 +120,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "keep the scale; use torch.autocast with bfloat16, which needs none"
         )
 
+    @property
+    def clock(self) -> StepClock:
+        """Where this worker's time goes. Raises TableError before init_worker()."""
+        return self._connected().clock
+
     # -- the torch face ---------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -175,9 +139,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        exchange.step(self._collect(exchange.num_servers), self._values)
+        exchange.clock.enter("push")
+        gradients = self._collect(exchange.num_servers)
+        exchange.step(gradients, self._values, self._read_expected)
         self._write_values()
+        exchange.clock.end_step()
         return loss
+
+    def _read_expected(self) -> None:
+        for embedding in self.embeddings:
+            embedding.read_expected()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of parameters and tables."""
@@ -258,28 +229,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
-
-
-def _embedding_of(param: Tensor) -> SparseEmbedding | None:
-    return getattr(param, "sparse_embedding", None)
-
-
-def _tables(
-    optimizer: torch.optim.Optimizer, model: nn.Module | None
-) -> tuple[list[SparseEmbedding], list[int | None]]:
-    """All tables in order of the model, else of the groups, each with the number of its group."""
-    modules = model.modules() if model is not None else ()
-    embeddings = [module for module in modules if isinstance(module, SparseEmbedding)]
-    group_of: dict[int, int] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        for param in group["params"]:
-            embedding = _embedding_of(param)
-            if embedding is not None:
-                group_of[id(embedding)] = number
-                if all(embedding is not known for known in embeddings):
-                    embeddings.append(embedding)
-    names = [embedding.name for embedding in embeddings]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{names.count(name)} tables are called {name!r}; names must differ")
-    return embeddings, [group_of.get(id(embedding)) for embedding in embeddings]

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mpifleet.step_clock import StepClock
+
 __all__ = ["PLAIN_EVERY_S", "TrainProgress"]
 
 PLAIN_EVERY_S = 5.0
@@ -22,16 +24,24 @@ class TrainProgress:
 
     title: what the line begins with, for instance "epoch 0".  total: samples of all workers, None
     if unknown.  num_workers: each is taken to be as far as this one.  visible: whether to show
-    anything at all; one worker's line is enough.  Written to stderr.
+    anything at all; one worker's line is enough.  clock: the optimizer's, for where a step's time
+    goes.  Written to stderr.
     """
 
     def __init__(
-        self, title: str, total: int | None = None, num_workers: int = 1, visible: bool = True
+        self,
+        title: str,
+        total: int | None = None,
+        num_workers: int = 1,
+        visible: bool = True,
+        clock: StepClock | None = None,
     ) -> None:
         self.loss = float("nan")
         """The loss to show, set by the training loop whenever it looks at one."""
         self._title, self._total, self._num_workers = title, total, num_workers
         self._visible = visible
+        self._clock = clock
+        self._first_split = clock.split() if clock else None
         self._start_s = time.monotonic()
         self._said_s = self._start_s
         self._done = 0
@@ -54,6 +64,9 @@ class TrainProgress:
                 bar.update(task, completed=self._done, text=self._rate_text())
                 if time.monotonic() - self._said_s > PLAIN_EVERY_S and not moving:
                     self._say(self._left_text())
+        if self._clock is not None and self._first_split is not None and self._visible:
+            split = self._clock.split().since(self._first_split)
+            print(f"{self._title}: {split.text()}", file=sys.stderr, flush=True)
         if not moving:
             self._say(f", done in {time.monotonic() - self._start_s:.1f} s")
 
@@ -61,7 +74,14 @@ class TrainProgress:
         return self._done / max(time.monotonic() - self._start_s, 1e-9)
 
     def _rate_text(self) -> str:
-        return f"{self._done:,} samples, {self._rate():,.0f} samples/s, loss {self.loss:.4f}"
+        text = f"{self._done:,} samples, {self._rate():,.0f} samples/s, loss {self.loss:.4f}"
+        return text + self._step_text()
+
+    def _step_text(self) -> str:
+        """How long a step takes and the two phases that take most of it."""
+        if self._clock is None or self._first_split is None:
+            return ""
+        return f", {self._clock.split().since(self._first_split).text(most=2)}"
 
     def _left_text(self) -> str:
         if self._total is None or not self._done:

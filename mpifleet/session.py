@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from torch import Tensor, nn
+from torch import nn
 
 from mpifleet._version import __version__
-from mpifleet.checkpoint import FILE_NAME
 from mpifleet.compose import job_settings, local_exchange
-from mpifleet.errors import CheckpointError, ConfigError, TableError
+from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import (
     LaunchEnv,
@@ -21,14 +20,14 @@ from mpifleet.launchenv import (
     requested_role,
     requested_servers,
 )
-from mpifleet.local_state import local_tensors, read_arrays, set_tensors, share, to_arrays
+from mpifleet.local_state import local_tensors, share
 from mpifleet.log import get_logger
 from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
-from mpifleet.ps.agreement import compare, raise_first_failure
+from mpifleet.persistables import Persistables
+from mpifleet.ps.agreement import compare
 from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job
-from mpifleet.ps.saving import appears
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.util import Util, wait_for_all
@@ -152,8 +151,8 @@ class Session:
                 self.exchange = RemoteExchange(self._job.client, self.strategy.mode == "sync")
         if self.exchange is not None:
             self.optimizer.connect(self.exchange)
-        if self.roles is not None and not self.is_server:
-            share(self.roles.group, self._local_tensors(everything=True))
+        if self.roles is not None and not self.is_server and self.model is not None:
+            share(self.roles.group, local_tensors(self.model, self.optimizer, everything=True))
 
     def _facts(self) -> dict[str, str]:
         assert self._mpi is not None
@@ -226,50 +225,26 @@ class Session:
         assert self.optimizer is not None
         self.optimizer.refresh()
 
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
+    def stop(self) -> None:
+        """Push no more; worker 0 says where its time went."""
         exchange = self.connected()
-        exchange.flush()
-        if self.roles is None or self.roles.index == 0:
-            meta = {"package": __version__, "strategy": self.strategy.to_dict()}
-            buffers = to_arrays(self._local_tensors())
-            exchange.save(directory.absolute(), meta, buffers)
-            if not appears(directory.absolute() / FILE_NAME):
-                raise CheckpointError(
-                    f"{directory} is not the same directory on the node of worker 0"
-                )
+        split = exchange.clock.split()
+        exchange.finish()
+        if split.steps and (self.roles is None or self.roles.index == 0):
+            get_logger().info("%d steps of this worker; %s", split.steps, split.text())
+
+    def save(self, directory: Path) -> None:
+        """See Persistables."""
+        self._persistables().save(directory)
 
     def load(self, directory: Path) -> None:
-        """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
+        """See Persistables. Collective over workers."""
+        self._persistables().load(directory, lambda: self.meet("worker"))
 
-        Raises CheckpointError on every worker when one of them cannot: none waits for another.
-        """
-        exchange, optimizer = self.connected(), self.optimizer
-        assert optimizer is not None
-        exchange.flush()  # nothing pushed before may be applied to what is loaded
-        tensors, failure = self._local_tensors(), ""
-        try:
-            saved = read_arrays(directory, tensors)
-        except CheckpointError as error:
-            failure = str(error)
-        self._agree(failure)
-        if self.roles is None or self.roles.index == 0:
-            try:
-                exchange.load(directory.absolute())
-            except CheckpointError as error:
-                failure = str(error)
-        self._agree(failure)
-        optimizer.refresh()
-        set_tensors(tensors, saved)
-
-    def _agree(self, failure: str) -> None:
-        comm = self.roles.group if self.roles is not None else None
-        raise_first_failure(comm, failure, self.meet("worker"))
-
-    def _local_tensors(self, everything: bool = False) -> dict[str, Tensor]:
-        if self.model is None or self.optimizer is None:
-            return {}
-        return local_tensors(self.model, self.optimizer, everything)
+    def _persistables(self) -> Persistables:
+        exchange = self.connected()
+        assert self.optimizer is not None
+        return Persistables(self.roles, self.strategy, self.model, self.optimizer, exchange)
 
     # -- end --------------------------------------------------------------------------------------
 

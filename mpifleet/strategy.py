@@ -80,6 +80,14 @@ class DistributedStrategy(FieldGroup):
         "all ranks), or auto, which a self-test decides. mpifleet's own.",
         of=("auto", "node", "world"),
     )
+    pull_ahead = integer(
+        0,
+        WORKS,
+        "Batches whose rows are pulled before their turn, in loops over fleet.pull_ahead(...); "
+        "a_sync only: in sync mode such rows would miss an update. mpifleet's own.",
+        low=0,
+        high=1000,
+    )
     stall_report_s = number(
         60.0,
         WORKS,
@@ -245,6 +253,11 @@ class DistributedStrategy(FieldGroup):
         return "\n".join([*lines, f"mode: {self.mode}"])
 
     def _check_together(self, values: Mapping[str, Any]) -> None:
+        if values["pull_ahead"] and not values["a_sync"]:
+            raise ConfigError(
+                f"strategy.pull_ahead = {values['pull_ahead']} with strategy.a_sync = False: rows "
+                "pulled ahead would miss an update; valid: 0, or a_sync = True"
+            )
         report_s, end_s = values["stall_report_s"], values["stall_end_s"]
         if report_s >= end_s:
             raise ConfigError(

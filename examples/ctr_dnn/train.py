@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fleet.init()
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = args.mode == "async"
+    strategy.pull_ahead = args.pull_ahead
     model, optimizer = build(args, strategy, args.lr)
     if fleet.is_server():
         fleet.run_server()
@@ -64,7 +65,7 @@ def train_epoch(
     clicks: Clicks,
     share: Share,
     model: CTRDNN,
-    optimizer: torch.optim.Optimizer,
+    optimizer: fleet.DistributedOptimizer,
 ) -> None:
     """One pass over this worker's share."""
     batches = clicks.train(epoch, args.batch_size, share)
@@ -73,7 +74,10 @@ def train_epoch(
         steps = max(args.limit // (args.batch_size * share.count), 1)
         batches = itertools.islice(batches, steps)
         total = steps * args.batch_size * share.count
-    progress = TrainProgress(f"epoch {epoch}", total, share.count, fleet.is_first_worker())
+    progress = TrainProgress(
+        f"epoch {epoch}", total, share.count, fleet.is_first_worker(), optimizer.clock
+    )
+    batches = fleet.pull_ahead(batches, lambda b: {model.embedding: torch.from_numpy(b.ids)})
     for step, batch in enumerate(progress.over(batches, lambda b: b.num_samples)):
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             loss = model.loss(*tensors(batch))
@@ -100,13 +104,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=256,
         help="samples per worker and step (default: %(default)s)",
     )
-    parser.add_argument(
-        "--mode",
-        choices=["async", "sync"],
-        default="async",
-        help="async: every gradient is applied as it comes; sync: a step waits for all workers "
-        "(default: %(default)s)",
-    )
+    _add_exchange_options(parser)
     parser.add_argument(
         "--lr", type=_rate, default=1e-3, help="Adam's learning rate (default: %(default)s)"
     )
@@ -118,6 +116,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
     return parser.parse_args(argv)
+
+
+def _add_exchange_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mode",
+        choices=["async", "sync"],
+        default="async",
+        help="async: every gradient is applied as it comes; sync: a step waits for all workers "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pull-ahead",
+        type=int,
+        default=0,
+        metavar="N",
+        help="batches whose rows are pulled before their turn, async only (default: %(default)s)",
+    )
 
 
 def _count(text: str) -> int:

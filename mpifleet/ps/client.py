@@ -11,6 +11,7 @@ from mpifleet.partition import UniqueKeys
 from mpifleet.ps.homes import Home
 from mpifleet.ps.mailbox import Lane, WorkerMailbox, lanes_of
 from mpifleet.ps.message import Kind, dense_arrays, lay_out, rows_arrays
+from mpifleet.ps.rows_pull import RowsPull
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
 
@@ -23,11 +24,12 @@ class Client:
     def __init__(self, layouts: Sequence[ShardLayout], home: Home, mailbox: WorkerMailbox) -> None:
         self.specs: TableSpecs = layouts[0].specs
         self.num_servers = len(layouts)
+        self.clock = mailbox.clock
         self._layouts = layouts
         self._home = home
         self._mailbox = mailbox
         self._lanes = lanes_of(self.specs)
-        self._remote = [s for s in range(self.num_servers) if not home.reaches(s)]
+        self._under_way: RowsPull | None = None
 
     # -- push -------------------------------------------------------------------------------------
 
@@ -112,50 +114,22 @@ class Client:
 
     # -- pull -------------------------------------------------------------------------------------
 
+    def begin_rows(self, table: int, unique: UniqueKeys) -> RowsPull:
+        """Ask the far servers for the rows of unique.keys; take() them later."""
+        self._settle()
+        spec = self.specs.sparse[table]
+        self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique)
+        return self._under_way
+
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """The rows of unique.keys, [u, dim], as the servers have them now."""
-        spec = self.specs.sparse[table]
-        out = np.empty((unique.keys.size, spec.dim), np.dtype(spec.dtype))
-        asked = [
-            (server, unique.rows[unique.share(server)], out[unique.share(server)])
-            for server in self._remote
-        ]
-        rounds = self._ask_rows(table, asked)
-        next(rounds, None)  # the first questions are under way while the near servers are read
-        for server in range(self.num_servers):
-            share = unique.share(server)
-            if self._home.reaches(server) and share.stop > share.start:
-                self._home.read_rows(server, table, unique.rows[share], out[share])
-        for _ in rounds:
-            pass
-        return out
+        return self.begin_rows(table, unique).take()
 
-    def _ask_rows(self, table: int, asked: list[tuple[int, np.ndarray, np.ndarray]]) -> Any:
-        """Generator: one question to every server, yield, take the answers, and so on."""
-        capacities = self._mailbox.layout.capacities
-        spec = self.specs.sparse[table]
-        row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
-        chunk = min(capacities[Lane.REQUEST] // 8, capacities[Lane.REPLY] // row_bytes)
-        start = 0
-        while pending := [(s, rows, out) for s, rows, out in asked if rows.size > start]:
-            tickets = []
-            for server, rows, out in pending:
-                part = slice(start, start + chunk)
-                question = rows[part]
-                ticket = self._mailbox.post(
-                    server,
-                    Lane.REQUEST,
-                    Kind.PULL_ROWS,
-                    argument=table,
-                    sections=[(0, question)],
-                    total_bytes=question.nbytes,
-                )
-                tickets.append((server, ticket, out[part]))
-            yield
-            for server, ticket, out in tickets:
-                self._mailbox.wait_reply(server, ticket)
-                self._mailbox.read_reply(server, out)
-            start += chunk
+    def _settle(self) -> None:
+        """Have the answers of the last question before the next one is asked."""
+        if self._under_way is not None:
+            self._under_way.finish_far()
+            self._under_way = None
 
     def pull_dense(self, flats: list[np.ndarray]) -> None:
         """Read all dense tables as the servers have them now; flats: [size], one per table."""
@@ -166,6 +140,7 @@ class Client:
                 self._ask_dense(server, flats)
 
     def _ask_dense(self, server: int, flats: list[np.ndarray]) -> None:
+        self._settle()
         capacity = self._mailbox.layout.capacities[Lane.REPLY]
         for table, part in enumerate(self._layouts[server].dense):
             flat = flats[table][part.start : part.stop]
@@ -192,6 +167,7 @@ class Client:
         request: JSON-able; payload: bytes that follow it, for the first server only.
         Raises CheckpointError with the text of the first server that failed.
         """
+        self._settle()
         tickets = []
         for server in range(self.num_servers):
             text = json.dumps({**request, "has_payload": server == 0}).encode()

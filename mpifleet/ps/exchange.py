@@ -1,6 +1,6 @@
 """The parameter server as an exchange: remote over MPI, or within a single process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from mpifleet.ps.client import Client, pack_buffers
 from mpifleet.ps.finite import FiniteGuard, first_nonfinite
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
+from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 from mpifleet.ps.storage import Storage
+from mpifleet.step_clock import StepClock
 
 
 class RemoteExchange:
@@ -28,6 +30,7 @@ class RemoteExchange:
 
     def __init__(self, client: Client, sync: bool) -> None:
         self.num_servers = client.num_servers
+        self.clock = client.clock
         self._client = client
         self._sync = sync
         self._step = 0
@@ -38,12 +41,22 @@ class RemoteExchange:
         self._check_open()
         return self._client.pull_rows(table, unique)
 
+    def begin_rows(self, table: int, unique: UniqueKeys) -> PulledRows:
+        """See Exchange."""
+        self._check_open()
+        return self._client.begin_rows(table, unique)
+
     def pull_dense(self, flats: list[np.ndarray]) -> None:
         """See Exchange."""
         self._check_open()
         self._client.pull_dense(flats)
 
-    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
+    def step(
+        self,
+        gradients: Gradients,
+        flats: list[np.ndarray],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """See Exchange. Sync: returns when the mean over the active workers is applied."""
         self._check_open()
         self._step += 1
@@ -58,6 +71,7 @@ class RemoteExchange:
             client.push_rows(
                 self._step, gradients.sparse_hypers, gradients.unique, gradients.rows, bad
             )
+        meanwhile()
         if self._sync:
             if specs.dense:
                 client.wait_version(Lane.DENSE, self._step)
@@ -65,6 +79,7 @@ class RemoteExchange:
                 client.wait_version(Lane.ROWS, self._step)
         if specs.dense:
             client.wait_applied((Lane.DENSE,))
+            self.clock.enter("pull")
             client.pull_dense(flats)
 
     def flush(self) -> None:
@@ -125,6 +140,7 @@ class LocalExchange:
         skip_nonfinite: bool,
         load_from: Path | None,
     ) -> None:
+        self.clock = StepClock()
         layout = ShardLayout(specs, 0, 1)
         memory = np.zeros(layout.num_bytes, np.uint8)
         self._shard = Shard(layout, memory, dense_hypers, sparse_hypers)
@@ -145,12 +161,21 @@ class LocalExchange:
         self._shard.gather(table, unique.rows, out)
         return out
 
+    def begin_rows(self, table: int, unique: UniqueKeys) -> PulledRows:
+        """See Exchange. Nothing is on its way here: the rows are read when they are taken."""
+        return _LocalRows(self, table, unique)
+
     def pull_dense(self, flats: list[np.ndarray]) -> None:
         """See Exchange."""
         for table, flat in enumerate(flats):
             flat[:] = self._shard.dense(table)
 
-    def step(self, gradients: Gradients, flats: list[np.ndarray]) -> None:
+    def step(
+        self,
+        gradients: Gradients,
+        flats: list[np.ndarray],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """See Exchange."""
         self._step += 1
         dense = [
@@ -169,6 +194,8 @@ class LocalExchange:
         if self._guard.accept((*specs.dense, *specs.sparse), (*dense, *rows), 0, self._step):
             self._shard.apply_dense(dense)
             self._shard.apply_rows(rows)
+        meanwhile()
+        self.clock.enter("pull")
         self.pull_dense(flats)
 
     def flush(self) -> None:
@@ -190,3 +217,18 @@ class LocalExchange:
     def load(self, directory: Path) -> None:
         """See Exchange."""
         self._storage.load(directory)
+
+
+class _LocalRows:
+    """See PulledRows."""
+
+    def __init__(self, exchange: LocalExchange, table: int, unique: UniqueKeys) -> None:
+        self._asked = (exchange, table, unique)
+
+    def read_near(self) -> None:
+        """Nothing: take() reads."""
+
+    def take(self) -> np.ndarray:
+        """The rows as they are now."""
+        exchange, table, unique = self._asked
+        return exchange.pull_rows(table, unique)

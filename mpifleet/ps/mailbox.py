@@ -8,7 +8,7 @@ read, never added to, and never stored plainly.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpifleet.partition import ALIGN_BYTES, align, pieces
 from mpifleet.patience import Patience
 from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Sections, join
 from mpifleet.ps.spec import TableSpecs
+from mpifleet.step_clock import StepClock
 from mpifleet.window import Window
 
 
@@ -130,6 +131,7 @@ class WorkerMailbox:
         patience: Patience,
     ) -> None:
         self.layout = layout
+        self.clock = StepClock()
         self._window = window
         self._worker = worker
         self._ranks = server_ranks
@@ -179,21 +181,21 @@ class WorkerMailbox:
     def wait_empty(self, server: int, lane: Lane) -> None:
         """Return once what this lane held was dealt with. Raises StallError."""
         offset = self.layout.flags(self._worker) + lane * _WORD
-        self._patience.wait(
+        self._wait(
+            server,
             lambda: self._read(server, offset) == EMPTY,
             lambda: f"server {server} taking what worker {self._worker} put in lane {lane.name}",
-            lambda: self._read(server, self.layout.beat),
         )
 
     def wait_version(self, server: int, lane: Lane, version: int) -> None:
         """Return once the server has applied `version` updates from DENSE or ROWS lanes."""
-        self._patience.wait(
+        self._wait(
+            server,
             lambda: self.version(server, lane) >= version,
             lambda: (
                 f"server {server} finishing {lane.name} update {version} "
                 f"(it is at {self.version(server, lane)})"
             ),
-            lambda: self._read(server, self.layout.beat),
         )
 
     def version(self, server: int, lane: Lane) -> int:
@@ -203,15 +205,20 @@ class WorkerMailbox:
     def wait_reply(self, server: int, sequence: int) -> Header:
         """Return the header of the server's answer to the request with this sequence number."""
         offset = self.layout.flags(self._worker) + Lane.REPLY * _WORD
-        self._patience.wait(
+        self._wait(
+            server,
             lambda: self._read(server, offset) == sequence,
             lambda: f"the answer of server {server} to request {sequence}",
-            lambda: self._read(server, self.layout.beat),
         )
         words = np.empty(HEADER_BYTES, np.uint8)
         self._window.get(self._ranks[server], self.layout.lane(self._worker, Lane.REPLY), words)
         self._window.flush(self._ranks[server])
         return Header.decode(words)
+
+    def _wait(self, server: int, is_ready: Callable[[], bool], describe: Callable[[], str]) -> None:
+        before = self.clock.enter("wait")
+        self._patience.wait(is_ready, describe, lambda: self._read(server, self.layout.beat))
+        self.clock.enter(before)
 
     def read_reply(self, server: int, out: np.ndarray) -> None:
         """Read the answer's payload into C-contiguous `out`."""

@@ -14,12 +14,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mpifleet"
 LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
-    "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds strategy_table",
+    "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds strategy_table "
+    "step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange",
-    "training": "embedding local_state models optimizer progress table_options",
-    "face": "compose fleet session util",
+    "training": "embedding local_state model_tables models optimizer progress pull_ahead "
+    "step_marks table_options",
+    "face": "compose fleet persistables role_makers session util",
     "programs": "cli",
 }
 HEIGHT = {

@@ -21,6 +21,7 @@ OWN = {
     "table_home": "auto",
     "stall_report_s": 60.0,
     "stall_end_s": 600.0,
+    "pull_ahead": 0,
     "mailbox_mib": 192,
 }
 WRONG_TYPE = {

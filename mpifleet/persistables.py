@@ -1,0 +1,75 @@
+"""Saving and loading everything that a job has learned, on its workers."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mpifleet._version import __version__
+from mpifleet.checkpoint import FILE_NAME
+from mpifleet.errors import CheckpointError
+from mpifleet.exchange import Exchange
+from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
+from mpifleet.optimizer import DistributedOptimizer
+from mpifleet.ps.agreement import raise_first_failure
+from mpifleet.ps.saving import appears
+from mpifleet.roles import Roles
+from mpifleet.strategy import DistributedStrategy
+
+
+@dataclass(frozen=True)
+class Persistables:
+    """Tables and parameters on the servers, buffers on this worker.
+
+    roles: None in a single process.
+    """
+
+    roles: Roles | None
+    strategy: DistributedStrategy
+    model: nn.Module | None
+    optimizer: DistributedOptimizer
+    exchange: Exchange
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
+        self.exchange.flush()
+        if self.roles is None or self.roles.index == 0:
+            meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+            buffers = to_arrays(self._tensors())
+            self.exchange.save(directory.absolute(), meta, buffers)
+            if not appears(directory.absolute() / FILE_NAME):
+                raise CheckpointError(
+                    f"{directory} is not the same directory on the node of worker 0"
+                )
+
+    def load(self, directory: Path, meeting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
+
+        meeting: what to do around a collective of the workers.
+        Raises CheckpointError on every worker when one of them cannot: none waits for another.
+        """
+        comm = self.roles.group if self.roles is not None else None
+        self.exchange.flush()  # nothing pushed before may be applied to what is loaded
+        tensors, failure = self._tensors(), ""
+        try:
+            saved = read_arrays(directory, tensors)
+        except CheckpointError as error:
+            failure = str(error)
+        raise_first_failure(comm, failure, meeting())
+        if self.roles is None or self.roles.index == 0:
+            try:
+                self.exchange.load(directory.absolute())
+            except CheckpointError as error:
+                failure = str(error)
+        raise_first_failure(comm, failure, meeting())
+        for embedding in self.optimizer.embeddings:
+            embedding.expect_nothing()
+        self.optimizer.refresh()
+        set_tensors(tensors, saved)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        if self.model is None:
+            return {}
+        return local_tensors(self.model, self.optimizer, everything=False)

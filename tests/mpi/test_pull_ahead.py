@@ -1,0 +1,98 @@
+"""Rows pulled ahead: nothing is lost, and no row is older than it may be."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from mpifleet.ps.client import Client
+from mpifleet.ps.homes import NodeHome
+from mpifleet.pull_ahead import ahead
+from mpifleet.roles import Roles
+from tests.mpi.jobs import Place, at_places, run
+from tests.mpi.test_conservation import STEPS, build, draws, expected
+
+
+@pytest.fixture(params=["own road", "served"])
+def road(request, monkeypatch):
+    """The roads of the place, or every pull through the servers, as between two nodes."""
+    if request.param == "served":
+        monkeypatch.setattr(NodeHome, "reaches", lambda *_: False)
+        monkeypatch.setattr(Roles, "one_node", property(lambda _: False))
+    return request.param
+
+
+def look_ups(worker):
+    def of(step):
+        return {worker.model.table: torch.from_numpy(draws(worker.index, step)[0])[:, None]}
+
+    return of
+
+
+def train(num_batches):
+    def work(worker):
+        model, optimizer, look_up = worker.model, worker.optimizer, look_ups(worker)
+        for step in ahead(range(STEPS), look_up, num_batches):
+            keys, weights, grads = draws(worker.index, step)
+            out = model.table(torch.from_numpy(keys)[:, None])
+            loss = (out * torch.from_numpy(weights)).sum()
+            (loss + (model.dense * torch.from_numpy(grads)).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        worker.settled()
+        result = worker.table(), worker.refreshed()["dense"]
+        worker.barrier()
+        return result
+
+    return work
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@at_places()
+def test_every_gradient_is_applied_once(comm, place, road, num_batches):
+    if road == "served" and place.home != "node":
+        pytest.skip("only tables of a node's memory are served")
+    results = run(comm, place, build, train(num_batches), sync=False)
+    table, dense = expected(place.workers, STEPS)
+    for got_table, got_dense in results:
+        np.testing.assert_array_equal(got_table, table)
+        np.testing.assert_array_equal(got_dense, dense)
+
+
+@pytest.mark.ranks(2, 3)
+def test_each_batch_is_asked_for_once_and_rows_are_those_of_the_step_before(
+    comm, road, monkeypatch
+):
+    """One key, one more in every step: what a forward sees tells when its row was read."""
+    asked = Counter()
+    begin = Client.begin_rows
+
+    def counted(self, table, unique):
+        asked["times"] += 1
+        return begin(self, table, unique)
+
+    monkeypatch.setattr(Client, "begin_rows", counted)
+
+    def work(worker):
+        if worker.index:
+            return []
+        table, ids, seen = worker.model.table, torch.zeros(1, 1, dtype=torch.int64), []
+        for _ in ahead(range(10), lambda _: {table: ids}, 1):
+            out = table(ids)
+            seen.append(float(out.detach()[0, 0]))
+            (-out.sum() + 0.0 * worker.model.dense.sum()).backward()
+            worker.optimizer.step()
+            worker.optimizer.zero_grad()
+        assert asked["times"] == 10
+        return seen
+
+    place = Place(1, comm.size - 1, "node")
+    seen = run(comm, place, build, work, sync=False)[0]
+    applied = [value - 0.5 for value in seen]
+    # A near row is read in the step before, after the push and perhaps before it is applied; a far
+    # one is read when it is asked for, which is before that step's forward.
+    least = [max(step - (1 if road == "own road" else 2), 0) for step in range(10)]
+    assert all(
+        low <= value <= step for step, (low, value) in enumerate(zip(least, applied, strict=True))
+    )
