@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from mpifleet.errors import ConfigError, NotAvailable, TableError
 from mpifleet.exchange import Exchange, Gradients
@@ -90,6 +91,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def connect(self, exchange: Exchange) -> None:
         """Use `exchange` from now on and take over the dense values it holds."""
         self._exchange = exchange
+        self._lend_values()
         if self.model is not None:
             mark_steps(self.model, exchange.clock)
         for table, embedding in enumerate(self.embeddings):
@@ -209,9 +211,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 sources.append(grad.to_dense() if grad.is_sparse else grad)
         _copy(sources, targets)
 
-    def _write_values(self) -> None:
+    def _lend_values(self) -> None:
+        """Let parameters in main memory live in the flat arrays that the servers' values fill."""
         for views, params in zip(self._value_views, self._params, strict=True):
-            _copy(views, [param.detach() for param in params])
+            for view, param in zip(views, params, strict=True):
+                if param.device == view.device and param.is_contiguous():
+                    param.data = view
+
+    def _write_values(self) -> None:
+        """Have every parameter show the flat arrays' values: copied where it lives elsewhere."""
+        for views, params in zip(self._value_views, self._params, strict=True):
+            pairs = list(zip(views, params, strict=True))
+            own = [(v, p.detach()) for v, p in pairs if p.data_ptr() != v.data_ptr()]
+            _copy([view for view, _ in own], [param for _, param in own])
+            # So that autograd refuses a backward through values that have changed since.
+            increment_version([p for v, p in pairs if p.data_ptr() == v.data_ptr()])
 
     def _views(self, flats: list[np.ndarray]) -> list[list[Tensor]]:
         """One tensor per parameter over each flat array."""

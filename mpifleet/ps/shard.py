@@ -14,6 +14,7 @@ import torch
 from mpifleet.partition import chunks
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
+from mpifleet.ps.row_copy import put_rows
 from mpifleet.ps.spec import ParamSpec, ShardLayout
 from mpifleet.ps.update_rules import UpdateRule, make_rule
 
@@ -157,27 +158,22 @@ class Shard:
             for start, stop in chunks(gradient.rows.size, row_bytes):
                 if start:
                     self.breathe()
-                rows = torch.from_numpy(gradient.rows[start:stop])
                 grads = torch.from_numpy(gradient.values[start:stop])
-                self._apply_rows(table, rows, grads, gradient.hyper)
+                self._apply_rows(table, gradient.rows[start:stop], grads, gradient.hyper)
 
     def _apply_rows(
-        self, table: int, rows: torch.Tensor, grads: torch.Tensor, hyper: np.ndarray
+        self, table: int, numbers: np.ndarray, grads: torch.Tensor, hyper: np.ndarray
     ) -> None:
+        rows = torch.from_numpy(numbers)
         rule, values = self._sparse_rules[table], self._rows[table]
-        scale = rule.additive_scale(hyper)
-        if scale is not None:
-            with self._exclusive():
-                values.index_add_(0, rows, grads, alpha=scale)
-            return
         # This process is the only writer: everything but the last copy happens outside the lock.
         touched = values.index_select(0, rows)
         state = {slot: s.index_select(0, rows) for slot, s in self.sparse_state[table].items()}
         rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
         with self._exclusive():
-            values.index_copy_(0, rows, touched)
+            put_rows(values.numpy(), numbers, touched.numpy())
         for slot, changed in state.items():
-            self.sparse_state[table][slot].index_copy_(0, rows, changed)
+            put_rows(self.sparse_state[table][slot].numpy(), numbers, changed.numpy())
 
 
 def _new_state(rule: UpdateRule, values: torch.Tensor, hyper: np.ndarray) -> State:

@@ -46,8 +46,6 @@ from mpifleet.ps.rule_kernels import (
 from mpifleet.ps.rule_spec import (
     HYPER_NAMES,
     HYPER_SIZE,
-    LR,
-    WEIGHT_DECAY,
     RuleSpec,
     hyper_of_group,
     rule_of_group,
@@ -121,11 +119,6 @@ class UpdateRule:
             flat_rows, flat_grads = rows.view(-1), grads.view(-1)
             self._apply(_Update(flat_rows, flat_grads, flat, step, _floats(hyper), lazy=True))
 
-    def additive_scale(self, hyper: Hyper) -> float | None:
-        """c where the update is exactly values += c * grads; None where it is more than that."""
-        del hyper
-        return None
-
     def _apply(self, update: _Update) -> None:
         raise NotImplementedError
 
@@ -154,11 +147,6 @@ class UpdateRule:
 
 
 class _Sgd(UpdateRule):
-    def additive_scale(self, hyper: Hyper) -> float | None:
-        if hyper[WEIGHT_DECAY] != 0.0:
-            return None
-        return float(hyper[LR]) if self.spec.maximize else -float(hyper[LR])
-
     def _apply(self, update: _Update) -> None:
         lr, weight_decay = update.hyper[:2]
         self._kernels.sgd(

@@ -230,3 +230,39 @@ def test_non_finite_gradients_can_be_skipped():
         optimizer.step()
     assert model.dense.tolist() == [-2, -2]
     assert table_of(model.fast, optimizer)[1].tolist() == [-2, -2]
+
+
+def test_a_backward_through_values_that_have_changed_is_refused():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_parameters_that_moved_to_other_memory_are_still_read():
+    model, twin = nn.Linear(2, 3), nn.Linear(2, 3)
+    twin.load_state_dict(model.state_dict())
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for step in range(3):
+        if step == 1:
+            model.weight.data = model.weight.data.clone()  # as model.to(...) does
+        for module, stepper in ((model, optimizer), (twin, theirs)):
+            stepper.zero_grad()
+            module(torch.ones(1, 2)).sum().backward()
+            stepper.step()
+        assert torch.equal(model.weight, twin.weight)
+
+
+def test_a_copy_of_the_model_does_not_follow():
+    model = nn.Linear(2, 3)
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = copy.deepcopy(model)
+    weight = before.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(before.weight, weight)
+    assert not torch.equal(model.weight, weight)

@@ -198,22 +198,6 @@ def test_lazy_adam_equals_torch_sparse_adam(maximize, eps, fused):
     assert torch.equal(table[-1], weight.detach()[-1])
 
 
-def test_additive_scale_is_the_whole_of_plain_sgd():
-    rows, grads = torch.randn(4, 3), torch.randn(4, 3)
-    for maximize in (False, True):
-        rule = make_rule(RuleSpec("sgd", maximize=maximize))
-        hyper = vector("sgd", {"lr": 0.25})
-        scale = rule.additive_scale(hyper)
-        assert scale == (0.25 if maximize else -0.25)
-        wanted = rows + scale * grads
-        got = rows.clone()
-        rule.apply_rows(got, grads, {}, 1, hyper)
-        torch.testing.assert_close(got, wanted)
-    assert make_rule(RuleSpec("sgd")).additive_scale(vector("sgd", {"weight_decay": 0.1})) is None
-    for name in ("momentum", "adagrad", "adam", "adamw"):
-        assert make_rule(RuleSpec(name)).additive_scale(np.zeros(HYPER_SIZE)) is None
-
-
 def test_initial_state_starts_where_torch_starts():
     rule = make_rule(RuleSpec("adagrad"))
     state = fresh_state(
