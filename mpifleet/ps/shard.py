@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks
+from mpifleet.partition import chunks, row_chunks
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import ParamSpec, ShardLayout
@@ -115,7 +115,13 @@ class Shard:
 
     def gather(self, table: int, rows: np.ndarray, out: np.ndarray) -> None:
         """out[i] = row rows[i] of a sparse table; rows int64 [n], out [n, dim]. O(bytes moved)."""
-        torch.index_select(self._rows[table], 0, torch.from_numpy(rows), out=torch.from_numpy(out))
+        self._gather(self._rows[table], torch.from_numpy(rows), torch.from_numpy(out))
+
+    def _gather(self, rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        for start, stop in row_chunks(index.numel(), rows.shape[1] * rows.itemsize):
+            torch.index_select(rows, 0, index[start:stop], out=out[start:stop])
+            self.breathe()
+        return out
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -155,8 +161,6 @@ class Shard:
             self.sparse_steps[table] += gradient.num_pushed > 0
             row_bytes = gradient.values.shape[1] * gradient.values.itemsize
             for start, stop in chunks(gradient.rows.size, row_bytes):
-                if start:
-                    self.breathe()
                 rows = torch.from_numpy(gradient.rows[start:stop])
                 grads = torch.from_numpy(gradient.values[start:stop])
                 self._apply_rows(table, rows, grads, gradient.hyper)
@@ -167,17 +171,28 @@ class Shard:
         rule, values = self._sparse_rules[table], self._rows[table]
         scale = rule.additive_scale(hyper)
         if scale is not None:
-            with self._exclusive():
-                values.index_add_(0, rows, grads, alpha=scale)
+            for part in self._parts(values, rows):
+                with self._exclusive():
+                    values.index_add_(0, rows[part], grads[part], alpha=scale)
             return
         # This process is the only writer: everything but the last copy happens outside the lock.
-        touched = values.index_select(0, rows)
-        state = {slot: s.index_select(0, rows) for slot, s in self.sparse_state[table].items()}
+        touched = self._gather(values, rows, torch.empty_like(grads))
+        slots = self.sparse_state[table]
+        state = {slot: self._gather(s, rows, torch.empty_like(grads)) for slot, s in slots.items()}
         rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
-        with self._exclusive():
-            values.index_copy_(0, rows, touched)
+        self.breathe()
+        for part in self._parts(values, rows):
+            with self._exclusive():
+                values.index_copy_(0, rows[part], touched[part])
         for slot, changed in state.items():
-            self.sparse_state[table][slot].index_copy_(0, rows, changed)
+            for part in self._parts(values, rows):
+                slots[slot].index_copy_(0, rows[part], changed[part])
+
+    def _parts(self, values: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
+        """What to write of `rows` in one go, with a breath after each."""
+        for start, stop in row_chunks(rows.numel(), values.shape[1] * values.itemsize):
+            yield slice(start, stop)
+            self.breathe()
 
 
 def _new_state(rule: UpdateRule, values: torch.Tensor, hyper: np.ndarray) -> State:
