@@ -26,11 +26,11 @@ def align(num_bytes: int) -> int:
 def block(total: int, num_parts: int, part: int) -> tuple[int, int]:
     """Range [start, stop) of part `part` when `total` elements are cut evenly.
 
-    Cuts fall on multiples of 16 elements, and parts differ by at most 16.
+    Cuts fall on multiples of 16 elements, and parts differ by at most 16: the last block, which may
+    be shorter, goes to a part that has one block more than others.
     """
     least, rest = divmod(-(-total // _BLOCK), num_parts)
-    first = part * least + min(part, rest)
-    last = first + least + (part < rest)
+    first, last = (n * least + max(0, n - (num_parts - rest)) for n in (part, part + 1))
     return min(first * _BLOCK, total), min(last * _BLOCK, total)
 
 
