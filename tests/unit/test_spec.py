@@ -77,7 +77,7 @@ def test_views_have_the_tables_shapes_and_dtypes():
 
 
 def test_a_server_may_have_nothing():
-    layout = layouts(TableSpecs((dense_spec("d", (3,)),), (sparse_spec("e", 1, 4),)), 3)[2]
+    layout = layouts(TableSpecs((dense_spec("d", (3,)),), (sparse_spec("e", 1, 4),)), 3)[1]
     assert layout.num_bytes == 0
     assert layout.sparse_view(np.zeros(0, np.uint8), 0).shape == (0, 4)
     assert layout.dense_view(np.zeros(0, np.uint8), 0).shape == (0,)
