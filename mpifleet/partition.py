@@ -86,9 +86,9 @@ def chunks(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
     return pieces(count, max(1, CHUNK_BYTES // item_bytes))
 
 
-def row_chunks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) of scattered rows read or written between two looks at MPI."""
-    return pieces(count, max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes)))
+def row_chunk(row_bytes: int) -> int:
+    """How many scattered rows are read or written between two looks at MPI."""
+    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
 
 @dataclass(frozen=True)

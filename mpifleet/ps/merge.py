@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks, row_chunks, unique_keys
+from mpifleet.partition import chunks, row_chunk, unique_keys
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
@@ -154,7 +154,7 @@ def _ranges(left: np.ndarray, right: np.ndarray, row_bytes: int) -> Iterator[tup
 
     Rows that do not increase, which no worker pushes, come in one range.
     """
-    each = next(row_chunks(left.size + right.size, 2 * row_bytes), (0, 1))[1]
+    each = row_chunk(2 * row_bytes)
     bounds = np.empty(0, np.int64)
     if all((np.diff(rows) > 0).all() for rows in (left, right)):
         bounds = np.sort(np.concatenate([left[each::each], right[each::each]]))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks, row_chunks
+from mpifleet.partition import chunks, row_chunk
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import ParamSpec, ShardLayout
@@ -118,8 +118,9 @@ class Shard:
         self._gather(self._rows[table], torch.from_numpy(rows), torch.from_numpy(out))
 
     def _gather(self, rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        for start, stop in row_chunks(index.numel(), rows.shape[1] * rows.itemsize):
-            torch.index_select(rows, 0, index[start:stop], out=out[start:stop])
+        size = row_chunk(rows.shape[1] * rows.itemsize)
+        for chunk, target in zip(index.split(size), out.split(size), strict=True):
+            torch.index_select(rows, 0, chunk, out=target)
             self.breathe()
         return out
 
@@ -171,9 +172,9 @@ class Shard:
         rule, values = self._sparse_rules[table], self._rows[table]
         scale = rule.additive_scale(hyper)
         if scale is not None:
-            for part in self._parts(values, rows):
+            for chunk, added in self._chunks(rows, grads):
                 with self._exclusive():
-                    values.index_add_(0, rows[part], grads[part], alpha=scale)
+                    values.index_add_(0, chunk, added, alpha=scale)
             return
         # This process is the only writer: everything but the last copy happens outside the lock.
         touched = self._gather(values, rows, torch.empty_like(grads))
@@ -181,17 +182,20 @@ class Shard:
         state = {slot: self._gather(s, rows, torch.empty_like(grads)) for slot, s in slots.items()}
         rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
         self.breathe()
-        for part in self._parts(values, rows):
+        for chunk, changed in self._chunks(rows, touched):
             with self._exclusive():
-                values.index_copy_(0, rows[part], touched[part])
-        for slot, changed in state.items():
-            for part in self._parts(values, rows):
-                slots[slot].index_copy_(0, rows[part], changed[part])
+                values.index_copy_(0, chunk, changed)
+        for slot, slot_rows in state.items():
+            for chunk, changed in self._chunks(rows, slot_rows):
+                slots[slot].index_copy_(0, chunk, changed)
 
-    def _parts(self, values: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
-        """What to write of `rows` in one go, with a breath after each."""
-        for start, stop in row_chunks(rows.numel(), values.shape[1] * values.itemsize):
-            yield slice(start, stop)
+    def _chunks(
+        self, rows: torch.Tensor, values: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What to write of rows [n] and values [n, dim] in one go, with a breath after each."""
+        size = row_chunk(values.shape[1] * values.itemsize)
+        for pair in zip(rows.split(size), values.split(size), strict=True):
+            yield pair
             self.breathe()
 
 
