@@ -70,9 +70,10 @@ class ServerReport:
         """For instance "served 2,000 pushes, 26,600,000 rows at 310,000 rows/s; busy 41 % (dense
         9 %, rows 28 %, answers 4 %), 0.90 us CPU per row, 1.3 lanes full on average".
         """
-        if not self.turns:
+        num_pushes = self.dense_pushes + self.row_pushes
+        if not num_pushes + self.answers or not self.elapsed_s:
             return "served nothing"
-        pushes = f"served {self.dense_pushes + self.row_pushes:,} pushes"
+        pushes = f"served {num_pushes:,} pushes"
         rows = f", {self.rows:,} rows at {self.rows_per_s:,.0f} rows/s" if self.rows else ""
         answers = f", {self.answers:,} pulls" if self.answers else ""
         kinds = ("dense", "rows", "answers", "files")

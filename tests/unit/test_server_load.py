@@ -102,6 +102,8 @@ def test_a_server_that_served_nothing():
     report = Counted().load.report()
     assert report == ServerReport()
     assert report.text() == "served nothing"
+    stops_alone = ServerReport(elapsed_s=1e-3, rows_s=5e-4, turns=2, full_lanes=2)
+    assert stops_alone.text() == "served nothing"
     assert (report.busy_share, report.rows_per_s, report.cpu_per_row_s) == (0, 0, 0)
 
 
