@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.launch import run_command
 from benchmarks.report import figures_of_lines, missed
 
-BENCHMARKS = ("ps_rows", "ps_idle", "ps_memory", "ps_served")
+BENCHMARKS = ("ps_rows", "ps_idle", "ps_memory", "ps_lanes", "ps_gaps", "ps_served")
 LIMIT_S = 900.0
 HEAD = ("| figure | measured | against | ratio | goal | met |", "|---|---|---|---|---|---|")
 

@@ -11,8 +11,10 @@ from mpifleet.errors import ConfigError, KeyRangeError, TableError
 Item = TypeVar("Item")
 
 ALIGN_BYTES = 64
-CHUNK_BYTES = 4 << 20
-"""A few milliseconds of work, with all that goes along."""
+CHUNK_BYTES = 1 << 20
+"""About a millisecond of an update's arithmetic, with all the state that goes along."""
+CHUNK_ROWS = 4096
+"""Scattered rows cost by their number, however short: each may be the first touch of a page."""
 _BLOCK = 16  # dense cuts fall on multiples of 16 elements: one cache line of float32
 
 
@@ -24,11 +26,12 @@ def align(num_bytes: int) -> int:
 def block(total: int, num_parts: int, part: int) -> tuple[int, int]:
     """Range [start, stop) of part `part` when `total` elements are cut evenly.
 
-    Cuts fall on multiples of 16 elements, so the last parts may be shorter or empty.
+    Cuts fall on multiples of 16 elements, and parts differ by at most 16: the last block, which may
+    be shorter, goes to a part that has one block more than others.
     """
-    size = -(-total // num_parts)
-    size = -(-size // _BLOCK) * _BLOCK
-    return min(part * size, total), min((part + 1) * size, total)
+    least, rest = divmod(-(-total // _BLOCK), num_parts)
+    first, last = (n * least + max(0, n - (num_parts - rest)) for n in (part, part + 1))
+    return min(first * _BLOCK, total), min(last * _BLOCK, total)
 
 
 def owner(keys: np.ndarray, num_servers: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,6 +84,11 @@ def file_shard(files: Sequence[Item] | np.ndarray, index: int, count: int) -> li
 def chunks(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) of items worked on between two looks at MPI: CHUNK_BYTES each."""
     return pieces(count, max(1, CHUNK_BYTES // item_bytes))
+
+
+def row_chunk(row_bytes: int) -> int:
+    """How many scattered rows are read or written between two looks at MPI."""
+    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,15 @@ from mpifleet.mpi import gather_json, serial
 from mpifleet.partition import pieces
 from mpifleet.patience import Patience, sharpen_sleep
 from mpifleet.ps.agreement import check_shared_memory, compare
+from mpifleet.ps.breath import Breath
 from mpifleet.ps.client import Client, split_request
 from mpifleet.ps.homes import make_home
 from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox, plan
 from mpifleet.ps.message import Kind
 from mpifleet.ps.selftest import choose_home
 from mpifleet.ps.server import ParameterServer
+from mpifleet.ps.server_advice import BottleneckWatch, advice
+from mpifleet.ps.server_load import ServerLoad, ServerReport
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import TableSpecs, layouts
 from mpifleet.ps.storage import Storage
@@ -126,13 +129,14 @@ class Job:
         check_shared_memory(self._roles, num_bytes)
 
     def _make_shard(self, dense_hypers: np.ndarray, sparse_hypers: np.ndarray) -> Shard:
+        assert self._mailbox is not None
         return Shard(
             self._layouts[self._roles.index],
             self._home.memory,
             dense_hypers,
             sparse_hypers,
             exclusive=self._home.exclusive,
-            breathe=self._breathe,
+            breathe=Breath(self._mailbox.beat, self._progress),
             published=True,
         )
 
@@ -145,12 +149,6 @@ class Job:
             self._settings.patience,
         )
         return Client(self._layouts, self._home, mailbox)
-
-    def _breathe(self) -> None:
-        """Between chunks of long work: MPI moves on, and workers see that this server lives."""
-        assert self._mailbox is not None
-        self._mailbox.beat()
-        self._progress()
 
     def _progress(self) -> None:
         with serial:
@@ -187,10 +185,13 @@ class Job:
     def _storage(self, shard: Shard) -> Storage:
         return Storage(self._mpi, self._roles.group, self._layouts, shard)
 
-    def serve(self) -> None:
-        """Serve until every worker has stopped. On servers."""
+    def serve(self) -> ServerReport:
+        """Serve until every worker has stopped, and say what that was. On servers."""
         assert self._shard is not None
         assert self._mailbox is not None
+        speaks = self._roles.index == 0  # one server speaks for all
+        watch = BottleneckWatch(self._roles.num_servers, get_logger().warning)
+        load = ServerLoad(tell=watch if speaks else None)
         storage = self._storage(self._shard)
         ParameterServer(
             self._shard,
@@ -203,7 +204,13 @@ class Job:
             },
             progress=self._progress,
             report_s=self._settings.patience.report_s,
+            load=load,
         ).run()
+        report = load.report()
+        get_logger().info("%s", report.text())
+        if speaks and (sentence := advice(report, self._roles.num_servers)):
+            get_logger().info("%s", sentence)
+        return report
 
     def free(self) -> None:
         """Give all windows back. Collective."""

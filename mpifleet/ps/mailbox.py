@@ -257,6 +257,13 @@ class ServerMailbox:
         base = self.layout.lane(worker, lane)
         return Header.decode(self._window.local[base : base + HEADER_BYTES])
 
+    def headers(self, lane: Lane) -> np.ndarray:
+        """A view of all workers' headers, int64 [num_workers, 8], columns by Word."""
+        base, following = (self.layout.lane(worker, lane) for worker in (0, 1))
+        first = self._window.local[base : base + HEADER_BYTES].view(np.int64)
+        shape = (self.layout.num_workers, first.size)
+        return np.lib.stride_tricks.as_strided(first, shape, (following - base, _WORD))
+
     def payload(self, worker: int, lane: Lane, num_bytes: int) -> np.ndarray:
         """A view of a lane's payload, uint8 [num_bytes]."""
         base = self.layout.lane(worker, lane) + HEADER_BYTES

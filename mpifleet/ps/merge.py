@@ -1,12 +1,13 @@
 """Adding gradients up, exactly and in a fixed order. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks, unique_keys
+from mpifleet.partition import chunks, row_chunk, unique_keys
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
@@ -83,7 +84,8 @@ class DenseMerger:
 class RowsMerger:
     """Sums the workers' row gradients in the order they are added, then divides.
 
-    breathe: called between tables.  Memory: the distinct rows of one step, twice while adding.
+    breathe: called between chunks of work.  Memory: the distinct rows of one step, twice while
+    adding.
     """
 
     def __init__(self, layout: ShardLayout, breathe: Callable[[], None] = lambda: None) -> None:
@@ -99,10 +101,7 @@ class RowsMerger:
             merged = enumerate(zip(self._merged, gradients, strict=True))
             self._merged = [self._add(table, left, right) for table, (left, right) in merged]
         else:
-            self._merged = [
-                RowsGradient(g.hyper.copy(), g.rows.copy(), g.values.copy(), g.num_pushed)
-                for g in gradients
-            ]
+            self._merged = [self._copy(gradient) for gradient in gradients]
         self.count += 1
 
     def take_mean(self) -> list[RowsGradient]:
@@ -110,17 +109,56 @@ class RowsMerger:
         merged, count = self._merged, self.count
         self._merged, self.count = [], 0
         for gradient in merged if count > 1 else ():
-            torch.from_numpy(gradient.values).div_(count)
+            for part in self._parts(gradient):
+                torch.from_numpy(gradient.values[part]).div_(count)
         return merged
 
+    def _parts(self, gradient: RowsGradient) -> Iterator[slice]:
+        for start, stop in chunks(gradient.rows.size, _row_bytes(gradient)):
+            yield slice(start, stop)
+            self._breathe()
+
+    def _copy(self, gradient: RowsGradient) -> RowsGradient:
+        values = np.empty_like(gradient.values)
+        for part in self._parts(gradient):
+            values[part] = gradient.values[part]
+        return replace(
+            gradient, hyper=gradient.hyper.copy(), rows=gradient.rows.copy(), values=values
+        )
+
     def _add(self, table: int, left: RowsGradient, right: RowsGradient) -> RowsGradient:
-        self._breathe()
+        name, bound = self._specs.sparse[table].name, max(self._sparse_rows[table], 1)
+        most = left.rows.size + right.rows.size
+        rows = np.empty(most, np.int64)
+        values = np.empty((most, left.values.shape[1]), left.values.dtype)
+        size = 0
+        for ours, theirs in _ranges(left.rows, right.rows, _row_bytes(left)):
+            # The sum so far comes first for every row: the order of addition is that of the workers
+            both = np.concatenate([left.values[ours], right.values[theirs]])
+            keys = np.concatenate([left.rows[ours], right.rows[theirs]])
+            merged, sums = sum_duplicates(keys, torch.from_numpy(both), bound, name)
+            rows[size : size + merged.size] = merged
+            values[size : size + merged.size] = sums.numpy()
+            size += merged.size
+            self._breathe()
         num_pushed = left.num_pushed + right.num_pushed
-        if not right.rows.size:
-            return replace(left, num_pushed=num_pushed)
-        rows = np.concatenate([left.rows, right.rows])
-        values = torch.from_numpy(np.concatenate([left.values, right.values]))
-        name, bound = self._specs.sparse[table].name, self._sparse_rows[table]
-        # The sum so far comes first for every row: the order of addition is that of the workers.
-        merged, sums = sum_duplicates(rows, values, max(bound, 1), name)
-        return RowsGradient(left.hyper, merged, sums.numpy(), num_pushed)
+        return RowsGradient(left.hyper, rows[:size], values[:size], num_pushed)
+
+
+def _row_bytes(gradient: RowsGradient) -> int:
+    return gradient.values.shape[1] * gradient.values.itemsize
+
+
+def _ranges(left: np.ndarray, right: np.ndarray, row_bytes: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of rows, one after another, that hold a chunk of either side at most.
+
+    Rows that do not increase, which no worker pushes, come in one range.
+    """
+    each = row_chunk(2 * row_bytes)
+    bounds = np.empty(0, np.int64)
+    if all((np.diff(rows) > 0).all() for rows in (left, right)):
+        bounds = np.sort(np.concatenate([left[each::each], right[each::each]]))
+    cuts = (np.searchsorted(rows, bounds).tolist() for rows in (left, right))
+    ends = ([0, *inner, rows.size] for inner, rows in zip(cuts, (left, right), strict=True))
+    for (a, c), (b, d) in pairwise(zip(*ends, strict=True)):
+        yield slice(a, b), slice(c, d)

@@ -37,6 +37,17 @@ class Kind(enum.IntEnum):
     RESUME = 8
 
 
+class Word(enum.IntEnum):
+    """Where the words of a Header stand."""
+
+    KIND = 0
+    STEP = 1
+    ARGUMENT = 2
+    TOTAL_BYTES = 3
+    START = 4
+    NUM_BYTES = 5
+
+
 @dataclass(frozen=True)
 class Header:
     """First words of a lane: what it is, of which step, and which piece of how much.

@@ -10,7 +10,8 @@ from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.finite import FiniteGuard
 from mpifleet.ps.mailbox import Lane, ServerMailbox
 from mpifleet.ps.merge import DenseMerger, RowsMerger
-from mpifleet.ps.message import Header, Kind, decode_dense, decode_rows
+from mpifleet.ps.message import Header, Kind, Word, decode_dense, decode_rows
+from mpifleet.ps.server_load import ServerLoad
 from mpifleet.ps.shard import Shard
 
 
@@ -33,25 +34,34 @@ class Gradients:
     """What both modes need of one kind of lane: decode, check, apply."""
 
     def __init__(
-        self, shard: Shard, mailbox: ServerMailbox, lane: Lane, skip_nonfinite: bool
+        self,
+        shard: Shard,
+        mailbox: ServerMailbox,
+        lane: Lane,
+        skip_nonfinite: bool,
+        load: ServerLoad,
     ) -> None:
         self.lane = lane
         self.mailbox = mailbox
-        self.assembler = Assembler(mailbox, lane)
+        self.assembler = Assembler(mailbox, lane, shard.breathe)
         self._shard = shard
         self._guard = FiniteGuard(skip_nonfinite, shard.breathe)
+        self._load = load
         self._version = 0
 
     def decode(self, message: np.ndarray) -> list[Any]:
         """The message as one gradient per table."""
         layout = self._shard.layout
         if self.lane is Lane.DENSE:
+            self._load.count(dense_pushes=1)
             return list(decode_dense(layout, message))
-        return list(decode_rows(layout.specs, message))
+        gradients = decode_rows(layout.specs, message)
+        self._load.count(row_pushes=1, rows=sum(gradient.rows.size for gradient in gradients))
+        return list(gradients)
 
-    def kind(self, worker: int) -> Kind:
-        """What a full lane holds."""
-        return self.mailbox.header(worker, self.lane).kind
+    def are_steps(self) -> np.ndarray:
+        """bool [num_workers]: whether a full lane holds a gradient, not STOP, PAUSE or RESUME."""
+        return self.mailbox.headers(self.lane)[:, Word.KIND] == Kind.STEP
 
     def merger(self) -> Any:
         """A merger for this kind."""
@@ -93,9 +103,9 @@ class AsyncPart:
         """Apply at most one worker's message; False too where all must wait to be staged."""
         num_workers = len(flags)
         full = np.flatnonzero(flags[:, self._gradients.lane])
-        in_turn = np.roll(full, -int(np.searchsorted(full, self._next))).tolist()
+        in_turn = np.roll(full, -int(np.searchsorted(full, self._next)))
         assembler = self._gradients.assembler
-        worker = next((worker for worker in in_turn if assembler.admits(worker)), None)
+        worker = assembler.first(in_turn)
         if worker is None:
             return False
         self._next = (worker + 1) % num_workers
@@ -144,10 +154,11 @@ class SyncPart:
 
     def _next(self, full: np.ndarray) -> int | None:
         """Who is dealt with next: who says no more than STOP, PAUSE or RESUME need not wait."""
-        idle = self.members.difference(self._active)
-        for worker in sorted(idle.union(self._active[self._turn :])):
-            if full[worker] and self._gradients.kind(worker) is not Kind.STEP:
-                return worker
+        speaks = np.flatnonzero((full != 0) & ~self._gradients.are_steps())
+        dealt_with = self._active[: self._turn]  # their next word belongs to the next step
+        for worker in speaks.tolist():
+            if worker not in dealt_with:
+                return int(worker)
         if not self._active or not full[self._active[self._turn]]:
             return None
         return self._active[self._turn]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from mpifleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 HYPER_SIZE = 8
 """Numbers in one hyper-parameter vector (float64); slots a rule does not use are 0."""
@@ -35,13 +37,6 @@ _FLAGS = ("nesterov", "maximize")
 _BELOW_ONE = ("beta1", "beta2")
 _ANY_SIGN = ("dampening",)
 
-_OPTIMIZERS: dict[type, str] = {
-    torch.optim.SGD: "sgd",
-    torch.optim.Adagrad: "adagrad",
-    torch.optim.Adam: "adam",
-    torch.optim.AdamW: "adamw",
-    torch.optim.SparseAdam: "adam",
-}
 _MAPPED = "torch.optim.SGD, Adagrad, Adam, AdamW, SparseAdam"
 _UNSUPPORTED_OPTIONS = ("amsgrad", "capturable", "differentiable")
 
@@ -77,7 +72,7 @@ def rule_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
     "adamw". `foreach` and `fused` only choose torch's implementation and are ignored.
     Raises ConfigError for another class (also a subclass) and for options that are not mapped.
     """
-    family = _OPTIMIZERS.get(type(optimizer))
+    family = _families().get(type(optimizer))
     if family is None:
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ConfigError(
@@ -95,6 +90,19 @@ def rule_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
     if family == "adam" and group.get("decoupled_weight_decay"):
         family = "adamw"
     return RuleSpec(family, maximize=maximize)
+
+
+def _families() -> dict[type, str]:
+    # Not on import: mailboxes and messages need the sizes above, and no torch.
+    import torch
+
+    return {
+        torch.optim.SGD: "sgd",
+        torch.optim.Adagrad: "adagrad",
+        torch.optim.Adam: "adam",
+        torch.optim.AdamW: "adamw",
+        torch.optim.SparseAdam: "adam",
+    }
 
 
 def hyper_of_group(rule: RuleSpec, group: Mapping[str, Any]) -> np.ndarray:

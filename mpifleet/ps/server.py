@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mpifleet.log import get_logger
+from mpifleet.partition import chunks
 from mpifleet.patience import Backoff
 from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.mailbox import Lane, ServerMailbox, lanes_of
 from mpifleet.ps.message import Header, Kind
 from mpifleet.ps.parts import AsyncPart, Gradients, Part, SyncPart
+from mpifleet.ps.server_load import ServerLoad
 from mpifleet.ps.shard import Shard
 
 IDLE_SLEEP_S = 1e-3
@@ -27,21 +29,29 @@ class Requests:
         shard: Shard,
         mailbox: ServerMailbox,
         handlers: Mapping[Kind, Callable[[bytes], bytes]],
+        load: ServerLoad,
     ) -> None:
         self._shard = shard
         self._mailbox = mailbox
         self._handlers = handlers
-        self._assembler = Assembler(mailbox, Lane.REQUEST)
+        self._load = load
+        self._assembler = Assembler(mailbox, Lane.REQUEST, shard.breathe)
 
     def serve(self, flags: np.ndarray, settle: Callable[[], None]) -> bool:
-        """Answer everything that was asked. settle: applies what was delivered before a save."""
-        asked = np.flatnonzero(flags[:, Lane.REQUEST])
-        for worker in asked.tolist():
-            sequence = int(flags[worker, Lane.REQUEST])
-            taken = self._assembler.take(worker)
-            if taken is not None:
-                self._answer(worker, sequence, *taken, settle)
-        return bool(asked.size)
+        """Answer one question of every worker that asks; False where all must wait to be staged.
+
+        settle: applies what was delivered before a save.
+        """
+        served = False
+        for worker in np.flatnonzero(flags[:, Lane.REQUEST]).tolist():
+            if self._assembler.admits(worker):
+                sequence = int(flags[worker, Lane.REQUEST])
+                taken = self._assembler.take(worker)
+                if taken is not None:
+                    self._answer(worker, sequence, *taken, settle)
+                self._shard.breathe()
+                served = True
+        return served
 
     def _answer(
         self,
@@ -51,22 +61,33 @@ class Requests:
         message: np.ndarray,
         settle: Callable[[], None],
     ) -> None:
-        capacity = self._mailbox.layout.capacities[Lane.REPLY]
         if header.kind is Kind.PULL_ROWS:
             num_bytes = self._gather(worker, header.argument, message.view(np.int64))
         elif header.kind is Kind.PULL_DENSE:
             start, stop = message.view(np.int64)[:2].tolist()
             values = self._shard.dense(header.argument)[start:stop]
-            num_bytes = values.nbytes
-            self._mailbox.payload(worker, Lane.REPLY, num_bytes)[:] = values.view(np.uint8)
+            num_bytes = self._copy(worker, values.view(np.uint8))
         else:
-            settle()
-            answer = self._handlers[header.kind](message.tobytes())[:capacity]
-            num_bytes = len(answer)
-            reply = self._mailbox.payload(worker, Lane.REPLY, num_bytes)
-            reply[:] = np.frombuffer(answer, np.uint8)
+            answers: list[bytes] = []
+
+            def handle() -> bool:
+                settle()
+                answers.append(self._handlers[header.kind](message.tobytes()))
+                return True
+
+            self._load.work("files", handle)
+            capacity = self._mailbox.layout.capacities[Lane.REPLY]
+            num_bytes = self._copy(worker, np.frombuffer(answers[0][:capacity], np.uint8))
+        self._load.count(answers=header.kind in (Kind.PULL_ROWS, Kind.PULL_DENSE))
         done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes)
         self._mailbox.reply(worker, sequence, done)
+
+    def _copy(self, worker: int, answer: np.ndarray) -> int:
+        reply = self._mailbox.payload(worker, Lane.REPLY, answer.size)
+        for start, stop in chunks(answer.size, 1):
+            reply[start:stop] = answer[start:stop]
+            self._shard.breathe()
+        return answer.size
 
     def _gather(self, worker: int, table: int, rows: np.ndarray) -> int:
         spec = self._shard.layout.specs.sparse[table]
@@ -80,8 +101,12 @@ class Requests:
 class ParameterServer:
     """Serves until every worker has stopped: dense lanes first, then requests, then rows.
 
+    Nobody waits for ever: after as many dense messages in a row as there are workers comes what
+    else was delivered, and in every turn one question of each worker is answered and one message of
+    rows dealt with.
+
     progress: lets MPI move what others started towards this rank.  report_s: how long a half
-    merged step may wait before the missing worker is named in the log.
+    merged step may wait before the missing worker is named in the log.  load: counts the work.
     """
 
     def __init__(
@@ -94,21 +119,24 @@ class ParameterServer:
         handlers: Mapping[Kind, Callable[[bytes], bytes]],
         progress: Callable[[], None],
         report_s: float = 60.0,
+        load: ServerLoad | None = None,
     ) -> None:
+        self._load = load = load or ServerLoad()
         make = SyncPart if sync else AsyncPart
         used = lanes_of(shard.layout.specs)
         parts = {
             lane: make(
-                Gradients(shard, mailbox, lane, skip_nonfinite),
+                Gradients(shard, mailbox, lane, skip_nonfinite, load),
                 mailbox.layout.num_workers if lane in used else 0,
             )
             for lane in (Lane.DENSE, Lane.ROWS)
         }
         self._dense: Part = parts[Lane.DENSE]
         self._rows: Part = parts[Lane.ROWS]
-        self._requests = Requests(shard, mailbox, handlers)
+        self._requests = Requests(shard, mailbox, handlers, load)
         self._mailbox = mailbox
         self._progress = progress
+        self._dense_in_a_row = 0
         self._report_s = report_s
 
     def run(self) -> None:
@@ -116,11 +144,12 @@ class ParameterServer:
         backoff = Backoff(long_sleep_s=IDLE_SLEEP_S)
         busy_s = time.monotonic()
         while self._dense.members or self._rows.members:
-            if self._turn():
+            is_busy = self._turn()
+            self._progress()
+            if is_busy:
                 backoff.reset()
                 busy_s = time.monotonic()
             else:
-                self._progress()
                 backoff.pause()
                 busy_s = self._report(busy_s)
 
@@ -141,13 +170,30 @@ class ParameterServer:
 
     def _turn(self) -> bool:
         flags = self._mailbox.poll()
-        if not flags[:, : Lane.REPLY].any():
+        full_lanes = int(np.count_nonzero(flags[:, : Lane.REPLY]))
+        if not full_lanes or not self._serve(flags):
             return False
-        if self._dense.serve(flags):
+        self._load.turn(full_lanes)
+        return True
+
+    def _serve(self, flags: np.ndarray) -> bool:
+        is_dense_first = self._dense_in_a_row < len(flags)
+        if is_dense_first and self._serve_dense(flags):
             return True
-        # A stream of pulls must not hold up the rows for ever.
-        answered = self._requests.serve(flags, self._settle)
-        return self._rows.serve(flags) or answered
+        self._dense_in_a_row = 0
+        answered = self._load.work("answers", self._requests.serve, flags, self._settle)
+        # Both: a stream of pulls must not hold up the rows.
+        if self._serve_rows(flags) or answered:
+            return True
+        return not is_dense_first and self._serve_dense(flags)
+
+    def _serve_dense(self, flags: np.ndarray) -> bool:
+        served = self._load.work("dense", self._dense.serve, flags)
+        self._dense_in_a_row += served
+        return served
+
+    def _serve_rows(self, flags: np.ndarray) -> bool:
+        return self._load.work("rows", self._rows.serve, flags)
 
     def _settle(self) -> None:
         """Apply everything that was delivered before this moment and can be applied."""
@@ -156,5 +202,5 @@ class ParameterServer:
             flags = self._mailbox.poll()
             # What arrives from now on waits: with busy workers there would be no end otherwise.
             old = np.where(flags == delivered, flags, 0)
-            if not (self._dense.serve(old) or self._rows.serve(old)):
+            if not (self._serve_dense(old) or self._serve_rows(old)):
                 return

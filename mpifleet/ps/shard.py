@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks
+from mpifleet.partition import chunks, row_chunk
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.row_copy import put_rows
@@ -116,7 +116,14 @@ class Shard:
 
     def gather(self, table: int, rows: np.ndarray, out: np.ndarray) -> None:
         """out[i] = row rows[i] of a sparse table; rows int64 [n], out [n, dim]. O(bytes moved)."""
-        torch.index_select(self._rows[table], 0, torch.from_numpy(rows), out=torch.from_numpy(out))
+        self._gather(self._rows[table], torch.from_numpy(rows), torch.from_numpy(out))
+
+    def _gather(self, rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        size = row_chunk(rows.shape[1] * rows.itemsize)
+        for chunk, target in zip(index.split(size), out.split(size), strict=True):
+            torch.index_select(rows, 0, chunk, out=target)
+            self.breathe()
+        return out
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -156,8 +163,6 @@ class Shard:
             self.sparse_steps[table] += gradient.num_pushed > 0
             row_bytes = gradient.values.shape[1] * gradient.values.itemsize
             for start, stop in chunks(gradient.rows.size, row_bytes):
-                if start:
-                    self.breathe()
                 grads = torch.from_numpy(gradient.values[start:stop])
                 self._apply_rows(table, gradient.rows[start:stop], grads, gradient.hyper)
 
@@ -167,13 +172,28 @@ class Shard:
         rows = torch.from_numpy(numbers)
         rule, values = self._sparse_rules[table], self._rows[table]
         # This process is the only writer: everything but the last copy happens outside the lock.
-        touched = values.index_select(0, rows)
-        state = {slot: s.index_select(0, rows) for slot, s in self.sparse_state[table].items()}
+        touched = self._gather(values, rows, torch.empty_like(grads))
+        slots = self.sparse_state[table]
+        state = {slot: self._gather(s, rows, torch.empty_like(grads)) for slot, s in slots.items()}
         rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
-        with self._exclusive():
-            put_rows(values.numpy(), numbers, touched.numpy())
+        self.breathe()
+        self._write(values, numbers, touched, self._exclusive)
         for slot, changed in state.items():
-            put_rows(self.sparse_state[table][slot].numpy(), numbers, changed.numpy())
+            self._write(slots[slot], numbers, changed, nullcontext)
+
+    def _write(
+        self,
+        rows: torch.Tensor,
+        numbers: np.ndarray,
+        changed: torch.Tensor,
+        lock: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        size = row_chunk(rows.shape[1] * rows.itemsize)
+        for start in range(0, numbers.size, size):
+            part = slice(start, start + size)
+            with lock():
+                put_rows(rows.numpy(), numbers[part], changed[part].numpy())
+            self.breathe()
 
 
 def _new_state(rule: UpdateRule, values: torch.Tensor, hyper: np.ndarray) -> State:

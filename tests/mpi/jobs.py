@@ -126,7 +126,9 @@ class Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job went on one rank: role and number, what the worker returned, or its error."""
+    """How a job went on one rank: role and number, what the worker returned, or a server's report,
+    or its error.
+    """
 
     name: str
     value: Any = None
@@ -250,10 +252,9 @@ def _settings(strategy: DistributedStrategy, place: Place, end_s: float) -> Sett
 def _serve(name: str, job: Job | None) -> Outcome:
     assert job is not None
     try:
-        job.serve()
+        return Outcome(name, job.serve())
     except Exception as error:
         return Outcome(name, None, _said(error), traceback.format_exc())
-    return Outcome(name)
 
 
 def _work(name: str, worker: Worker, work: Work) -> Outcome:

@@ -36,6 +36,8 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "ps_rows": (1, lines_of(FIGURES, capsys)),
         "ps_idle": (143, []),
         "ps_memory": (0, lines_of(FIGURES[1:], capsys)),
+        "ps_lanes": (0, []),
+        "ps_gaps": (0, []),
         "ps_served": (0, []),
     }
     commands = []
@@ -52,7 +54,7 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "benchmarks: ps_idle ended with status 143",
     ]
     assert out.count("| plain |") == 2
-    assert [command[3:] for command in commands] == [["--quick"]] * 4
+    assert [command[3:] for command in commands] == [["--quick"]] * 6
 
 
 def test_every_benchmark_is_run():

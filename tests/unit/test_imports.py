@@ -15,6 +15,7 @@ LIGHT = [
     "mpifleet.cli.main",
     "mpifleet.cli.run",
 ]
+LANES = ["mpifleet.ps.mailbox", "mpifleet.ps.assembler", "mpifleet.ps.server_advice"]
 HEAVY = ["mpi4py.MPI", "torch", "h5py", "horovod", "sklearn", "rich"]
 ROUNDS = 5
 MORE_THAN_NUMPY_S = 0.050
@@ -27,7 +28,7 @@ def python(*arguments: str) -> str:
     return run_python(*arguments, limit_s=LIMIT_S, OPENBLAS_NUM_THREADS="1")
 
 
-@pytest.mark.parametrize("module", LIGHT)
+@pytest.mark.parametrize("module", LIGHT + LANES)
 def test_light_modules_load_nothing_heavy(module):
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     assert python("-c", code).strip() == "[]"

@@ -8,7 +8,8 @@ import pytest
 from mpifleet.errors import ConfigError
 from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.mailbox import MIN_LANE_BYTES, Lane, MailboxLayout, plan
-from mpifleet.ps.message import HEADER_BYTES, Header, Kind
+from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Word
+from mpifleet.strategy import DistributedStrategy
 from tests.unit.lanes import Lanes
 
 MIB = 1 << 20
@@ -151,3 +152,52 @@ def test_versions_stand_beside_the_flags():
     assert words[lanes.layout.version(Lane.DENSE) // 8] == 3
     assert words[lanes.layout.version(Lane.ROWS) // 8] == 2**40
     assert not lanes.server.poll().any()
+
+
+def test_a_look_at_a_thousand_workers_is_one_read_of_64_bytes_each(monkeypatch):
+    lanes, reads = Lanes(1000, capacity=64), []
+    read = lanes.window.read
+    monkeypatch.setattr(
+        lanes.window, "read", lambda rank, offset, out: (reads.append(out), read(rank, offset, out))
+    )
+    lanes.deliver(999, Lane.ROWS, message(10))
+    reads.clear()
+    flags = lanes.server.poll()
+    assert [out.nbytes for out in reads] == [64_000]
+    assert np.flatnonzero(flags[:, Lane.ROWS]).tolist() == [999]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_thousand_workers_of_a_usual_model_share_the_default_budget(served):
+    budget = DistributedStrategy().mailbox_mib * MIB
+    layout = plan(1000, budget, 2 * MIB, 40, served)
+    assert 0.9 * budget < layout.num_bytes <= budget
+    assert layout.lane(999, Lane.REPLY) + HEADER_BYTES + layout.capacities[3] == layout.num_bytes
+
+
+def test_headers_of_all_workers_in_one_view():
+    lanes = Lanes(3)
+    lanes.deliver(0, Lane.ROWS, message(100), step=7)
+    lanes.deliver(2, Lane.ROWS, message(100), kind=Kind.STOP, start=32, stop=64)
+    headers = lanes.server.headers(Lane.ROWS)
+    for worker in (0, 2):
+        header = lanes.server.header(worker, Lane.ROWS)
+        assert headers[worker, :6].tolist() == list(header.encode()[:6])
+    assert headers[:, Word.STEP].tolist() == [7, 0, 0]
+    assert headers[2, Word.START] == headers[2, Word.NUM_BYTES] == 32
+    assert headers[2, Word.TOTAL_BYTES] == 100
+    assert not headers[1].any()
+
+
+def test_who_may_be_taken_first_while_a_message_is_staged():
+    lanes = Lanes(4)
+    assembler = Assembler(lanes.server, Lane.ROWS)
+    for worker, stop in ((1, 600), (2, 600), (3, None)):
+        lanes.deliver(worker, Lane.ROWS, message(1000), stop=stop)
+    assert assembler.first(np.array([2, 3, 1])) == 2
+    assert assembler.take(1) is None  # staged from now on
+    assert assembler.first(np.array([2])) is None
+    assert assembler.first(np.array([2, 3])) == 3
+    lanes.deliver(1, Lane.ROWS, message(1000), start=600)
+    assert assembler.first(np.array([2, 1, 3])) == 1
+    assert assembler.first(np.empty(0, np.int64)) is None

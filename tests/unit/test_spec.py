@@ -77,7 +77,32 @@ def test_views_have_the_tables_shapes_and_dtypes():
 
 
 def test_a_server_may_have_nothing():
-    layout = layouts(TableSpecs((dense_spec("d", (3,)),), (sparse_spec("e", 1, 4),)), 3)[2]
+    layout = layouts(TableSpecs((dense_spec("d", (3,)),), (sparse_spec("e", 1, 4),)), 3)[1]
     assert layout.num_bytes == 0
     assert layout.sparse_view(np.zeros(0, np.uint8), 0).shape == (0, 4)
     assert layout.dense_view(np.zeros(0, np.uint8), 0).shape == (0,)
+
+
+@pytest.mark.parametrize("num_servers", range(1, 10))
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 33, 100, 272, 1023, 431_202])
+def test_servers_hold_equal_parts_of_every_table(size, num_servers):
+    """Within 16 elements, a cache line of float32, and within one row."""
+    tables = TableSpecs((dense_spec("d", (size,)),), (sparse_spec("s", size, 3),))
+    parts = layouts(tables, num_servers)
+    sizes = [part.dense[0].stop - part.dense[0].start for part in parts]
+    assert max(sizes) - min(sizes) <= 16
+    rows = [part.sparse_rows[0] for part in parts]
+    assert max(rows) - min(rows) <= 1
+    memory = [part.num_bytes for part in parts]
+    assert max(memory) - min(memory) <= 2 * 64, "a line of each table"
+
+
+def test_servers_hold_equal_parts_of_many_odd_tables():
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(1, 100_000, 20).tolist()
+    tables = TableSpecs(
+        tuple(dense_spec(f"d{size}", (size,), dtype="float64") for size in sizes),
+        tuple(sparse_spec(f"s{size}", size, 10) for size in sizes),
+    )
+    memory = [layout.num_bytes for layout in layouts(tables, 7)]
+    assert max(memory) - min(memory) <= len(sizes) * (16 * 8 + 10 * 4 + 64)
