@@ -16,7 +16,9 @@ from mpifleet.patience import Patience, sharpen_sleep
 from mpifleet.ps.agreement import check_shared_memory, compare
 from mpifleet.ps.client import Client, split_request
 from mpifleet.ps.homes import make_home
-from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox, plan
+from mpifleet.ps.lag import LagCount
+from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox
+from mpifleet.ps.mailbox_plan import plan
 from mpifleet.ps.message import Kind
 from mpifleet.ps.selftest import choose_home
 from mpifleet.ps.server import ParameterServer
@@ -33,13 +35,26 @@ MARGIN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """What the strategy says about a parameter-server job."""
+    """What the strategy says about a parameter-server job.
+
+    sync: one mean over the workers per step; dense_sync: of the dense part.  staleness: steps that
+    a worker may be ahead of the slowest, -1 for any number.
+    """
 
     sync: bool
     home: str
     skip_nonfinite: bool
     mailbox_bytes: int
     patience: Patience
+    dense_sync: bool = False
+    staleness: int = -1
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server did. lag: of the pushes of dense gradients and of rows."""
+
+    lag: Mapping[Lane, LagCount]
 
 
 class Job:
@@ -187,15 +202,17 @@ class Job:
     def _storage(self, shard: Shard) -> Storage:
         return Storage(self._mpi, self._roles.group, self._layouts, shard)
 
-    def serve(self) -> None:
-        """Serve until every worker has stopped. On servers."""
+    def serve(self) -> Served:
+        """Serve until every worker has stopped; the first server reports. On servers."""
         assert self._shard is not None
         assert self._mailbox is not None
         storage = self._storage(self._shard)
-        ParameterServer(
+        server = ParameterServer(
             self._shard,
             self._mailbox,
             sync=self._settings.sync,
+            dense_sync=self._settings.dense_sync,
+            staleness=self._settings.staleness,
             skip_nonfinite=self._settings.skip_nonfinite,
             handlers={
                 Kind.SAVE: lambda message: storage.answer_save(*split_request(message)),
@@ -203,7 +220,13 @@ class Job:
             },
             progress=self._progress,
             report_s=self._settings.patience.report_s,
-        ).run()
+            stamp=self._home.stamp,
+        )
+        server.run()
+        if self._roles.index == 0:
+            said = [f"{lane.name} {lag.text()}" for lane, lag in server.lags.items()]
+            get_logger().info("updates between a read and its push: %s", "; ".join(said))
+        return Served(server.lags)
 
     def free(self) -> None:
         """Give all windows back. Collective."""

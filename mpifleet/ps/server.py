@@ -8,6 +8,8 @@ import numpy as np
 from mpifleet.log import get_logger
 from mpifleet.patience import Backoff
 from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.clocks import Clocks
+from mpifleet.ps.lag import LagCount
 from mpifleet.ps.mailbox import Lane, ServerMailbox, lanes_of
 from mpifleet.ps.message import Header, Kind
 from mpifleet.ps.parts import AsyncPart, Gradients, Part, SyncPart
@@ -65,7 +67,9 @@ class Requests:
             num_bytes = len(answer)
             reply = self._mailbox.payload(worker, Lane.REPLY, num_bytes)
             reply[:] = np.frombuffer(answer, np.uint8)
-        done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes)
+        lane = Lane.DENSE if header.kind is Kind.PULL_DENSE else Lane.ROWS
+        version = self._mailbox.versions[lane]
+        done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes, version)
         self._mailbox.reply(worker, sequence, done)
 
     def _gather(self, worker: int, table: int, rows: np.ndarray) -> int:
@@ -82,6 +86,8 @@ class ParameterServer:
 
     progress: lets MPI move what others started towards this rank.  report_s: how long a half
     merged step may wait before the missing worker is named in the log.
+    sync: apply the mean over the active workers once per step; dense_sync: the dense part only.
+    staleness: see Clocks, -1 for no bound.  stamp: see Gradients.
     """
 
     def __init__(
@@ -90,20 +96,25 @@ class ParameterServer:
         mailbox: ServerMailbox,
         *,
         sync: bool,
+        dense_sync: bool = False,
+        staleness: int = -1,
         skip_nonfinite: bool,
         handlers: Mapping[Kind, Callable[[bytes], bytes]],
         progress: Callable[[], None],
         report_s: float = 60.0,
+        stamp: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        make = SyncPart if sync else AsyncPart
-        used = lanes_of(shard.layout.specs)
-        parts = {
-            lane: make(
-                Gradients(shard, mailbox, lane, skip_nonfinite),
-                mailbox.layout.num_workers if lane in used else 0,
-            )
-            for lane in (Lane.DENSE, Lane.ROWS)
-        }
+        used, num_workers = lanes_of(shard.layout.specs), mailbox.layout.num_workers
+        clocks = None
+        if staleness >= 0:
+            clocks = Clocks(used, num_workers, staleness, mailbox.set_slowest)
+        parts: dict[Lane, Part] = {}
+        self.lags: dict[Lane, LagCount] = {}
+        for lane in (Lane.DENSE, Lane.ROWS):
+            make = SyncPart if sync or (dense_sync and lane is Lane.DENSE) else AsyncPart
+            gradients = Gradients(shard, mailbox, lane, skip_nonfinite, clocks, stamp)
+            self.lags[lane] = gradients.lag
+            parts[lane] = make(gradients, num_workers if lane in used else 0)
         self._dense: Part = parts[Lane.DENSE]
         self._rows: Part = parts[Lane.ROWS]
         self._requests = Requests(shard, mailbox, handlers)

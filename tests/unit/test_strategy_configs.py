@@ -65,7 +65,7 @@ def test_a_key_is_checked_when_set_in_place():
 
 def test_configs_read_like_a_dict():
     configs = DistributedStrategy().a_sync_configs
-    assert dict(configs) == GROUPS["a_sync_configs"]
+    assert dict(configs) == {**GROUPS["a_sync_configs"], "staleness": -1}
     assert list(configs) == list(GROUPS["a_sync_configs"])
     assert len(configs) == 12
     assert configs == GROUPS["a_sync_configs"]
