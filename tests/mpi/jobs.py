@@ -125,7 +125,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job went on one rank: its role and number, what its work or serve() gave, or its error."""
+    """How a job went on one rank: role and number, what work or serve() gave, or the error."""
 
     name: str
     value: Any = None
