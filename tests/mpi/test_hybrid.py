@@ -118,24 +118,28 @@ def test_workers_meet_while_others_train(comm, place):
     """Three epochs of uneven length with a barrier after each: all go on from the same values."""
     counts = [3, 8, 0][: place.workers]
 
+    def taken_before(epoch, step=0):
+        taken = [who for e in range(epoch) for who in by_counts(counts, first=8 * e)]
+        return taken + by_counts(counts, first=8 * epoch)[:step]
+
     def work(worker):
         seen = []
         for epoch in range(3):
             for step in range(counts[worker.index]):
                 one_step(worker, 8 * epoch + step)
+                _, dense = outcome(taken_before(epoch, step + 1))
+                np.testing.assert_array_equal(worker.dense()["dense"], dense, f"{epoch}, {step}")
             worker.barrier()
             seen.append(worker.dense()["dense"])
         worker.settled()
         return [worker.table(), worker.refreshed()["dense"]], seen
 
     results = run(comm, place, build, work, hybrid=True)
-    taken = []
     for epoch in range(3):
-        taken += by_counts(counts, first=8 * epoch)
-        _, dense = outcome(taken)
+        _, dense = outcome(taken_before(epoch + 1))
         for _, seen in results:
             np.testing.assert_array_equal(seen[epoch], dense)
-    check([values for values, _ in results], taken)
+    check([values for values, _ in results], taken_before(3))
 
 
 @pytest.mark.parametrize("place", places(), ids=str)
