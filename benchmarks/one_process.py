@@ -17,7 +17,8 @@ import numpy as np
 from mpifleet.patience import Patience
 from mpifleet.ps.breath import Breath
 from mpifleet.ps.client import Client
-from mpifleet.ps.mailbox import Lane, ServerMailbox, WorkerMailbox, plan
+from mpifleet.ps.mailbox import Lane, ServerMailbox, WorkerMailbox
+from mpifleet.ps.mailbox_plan import plan
 from mpifleet.ps.server import ParameterServer
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import TableSpecs, layouts

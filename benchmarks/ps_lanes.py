@@ -27,7 +27,8 @@ from mpifleet.mpi import load_mpi
 from mpifleet.partition import ALIGN_BYTES
 from mpifleet.patience import Backoff, Patience
 from mpifleet.ps.assembler import Assembler
-from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox, plan
+from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox
+from mpifleet.ps.mailbox_plan import plan
 from mpifleet.ps.message import Kind, lay_out, rows_arrays
 from mpifleet.ps.rule_spec import HYPER_SIZE
 from mpifleet.strategy import DistributedStrategy

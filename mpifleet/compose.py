@@ -5,9 +5,11 @@ from pathlib import Path
 from mpifleet.errors import ConfigError
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
-from mpifleet.ps.exchange import LocalExchange
+from mpifleet.ps.client import Client
+from mpifleet.ps.exchange import LocalExchange, RemoteExchange
 from mpifleet.ps.job import Settings
 from mpifleet.strategy import DistributedStrategy
+from mpifleet.strategy_rules import check_together
 
 # A frozen rank keeps others waiting: the lifeline, which knows who is frozen, is to end the job
 # before one of those gives up and names whom it waited for.
@@ -15,21 +17,35 @@ LIFELINE_FIRST_S = 3.0
 
 
 def job_settings(strategy: DistributedStrategy) -> Settings:
-    """What the strategy says about a parameter-server job."""
+    """What the strategy says about a parameter-server job. Raises ConfigError."""
+    check_together(strategy.to_dict())
     return Settings(
         sync=strategy.mode == "sync",
         home=strategy.table_home,
         skip_nonfinite=strategy.nonfinite == "skip",
         mailbox_bytes=strategy.mailbox_mib << 20,
         patience=Patience(strategy.stall_report_s, strategy.stall_end_s + LIFELINE_FIRST_S),
+        dense_sync=strategy.dense_sync,
+        staleness=strategy.a_sync_configs.staleness,
+    )
+
+
+def remote_exchange(client: Client, settings: Settings) -> RemoteExchange:
+    """A worker's exchange with the servers."""
+    return RemoteExchange(
+        client,
+        settings.sync,
+        dense_sync=settings.dense_sync,
+        staleness=settings.staleness,
     )
 
 
 def local_exchange(
     optimizer: DistributedOptimizer, strategy: DistributedStrategy, load_from: Path | None
 ) -> LocalExchange:
-    """All tables in this process. Sync and async are the same thing there."""
-    if strategy.mode not in ("sync", "async"):
+    """All tables in this process. Sync, hybrid and async are the same thing there."""
+    check_together(strategy.to_dict())
+    if strategy.mode not in ("sync", "hybrid", "async"):
         raise ConfigError(f"mode {strategy.mode!r} has no exchange in a single process")
     return LocalExchange(
         optimizer.specs,

@@ -34,6 +34,8 @@ class Exchange(Protocol):
     num_servers: int
     is_finished: bool
     clock: StepClock
+    waits_for_others: bool
+    """Whether workers' steps wait for one another: who rests must then say so by `pause`."""
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """Rows of unique.keys, [u, dim], for the caller to keep."""

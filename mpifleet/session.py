@@ -10,7 +10,7 @@ from types import ModuleType
 from torch import nn
 
 from mpifleet._version import __version__
-from mpifleet.compose import job_settings, local_exchange
+from mpifleet.compose import job_settings, local_exchange, remote_exchange
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import (
@@ -26,7 +26,6 @@ from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
 from mpifleet.ps.agreement import compare
-from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
@@ -137,18 +136,19 @@ class Session:
             self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
         else:
             assert self._mpi is not None
+            settings = job_settings(self.strategy)
             self._job = Job(
                 self._mpi,
                 self.roles,
                 self.optimizer.specs,
-                job_settings(self.strategy),
+                settings,
                 self._facts(),
                 *self.optimizer.hypers(),
                 self.optimizer.first_values(),
                 self.load_from,
             )
             if self._job.client is not None:
-                self.exchange = RemoteExchange(self._job.client, self.strategy.mode == "sync")
+                self.exchange = remote_exchange(self._job.client, settings)
         if self.exchange is not None:
             self.optimizer.connect(self.exchange)
         if self.roles is not None and not self.is_server and self.model is not None:
@@ -188,7 +188,7 @@ class Session:
     def meet(self, comm_world: str) -> Iterator[None]:
         """Around a collective of "worker", "server" or "all" ranks. Collective over them.
 
-        Workers that wait in it are not waited for by others' sync steps: without this, workers with
+        Workers that wait in it are not waited for by others' steps: without this, workers with
         fewer batches would wait for those that wait for their steps. Raises StallError when a rank
         has ended and will never come. After an error inside nobody meets again.
         """
@@ -198,7 +198,7 @@ class Session:
             return
         if comm_world == "all" and exchange is not None and not exchange.is_finished:
             raise ConfigError('comm_world="all" while servers serve: stop_worker() comes first')
-        rests = comm_world == "worker" and exchange is not None and self.strategy.mode == "sync"
+        rests = comm_world == "worker" and exchange is not None and exchange.waits_for_others
         comm = roles.world if comm_world == "all" else roles.group
         report_s = self.strategy.stall_report_s
         if rests and exchange is not None:

@@ -32,6 +32,7 @@ from mpifleet.strategy_configs import (
 from mpifleet.strategy_fields import FieldGroup, Nested, Status
 from mpifleet.strategy_file import read_mapping, write_mapping
 from mpifleet.strategy_kinds import choice, flag, integer, number
+from mpifleet.strategy_rules import check_together
 
 __all__ = ["BuildStrategy", "DistributedStrategy", "ExecutionStrategy"]
 
@@ -63,6 +64,12 @@ class DistributedStrategy(FieldGroup):
         WORKS,
         "Parameter-server jobs: True applies each worker's push as it comes (async), "
         "False applies the mean over the workers once per step (sync).",
+    )
+    dense_sync = flag(
+        False,
+        WORKS,
+        "Hybrid: with a_sync, rows change with each push as it comes, dense parameters by the mean "
+        "over the workers once per step, as in sync mode. mpifleet's own.",
     )
     a_sync_configs = Nested(ASyncConfigs, "Parameter-server exchange, tuned.")
 
@@ -213,8 +220,10 @@ class DistributedStrategy(FieldGroup):
 
     @property
     def mode(self) -> str:
-        """The exchange that a_sync and a_sync_configs ask for: "sync" or "async"."""
-        return "async" if self.a_sync else "sync"
+        """The exchange that a_sync and dense_sync ask for: "sync", "hybrid" or "async"."""
+        if not self.a_sync:
+            return "sync"
+        return "hybrid" if self.dense_sync else "async"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fields that differ from their defaults to a YAML file, in one piece.
@@ -253,21 +262,13 @@ class DistributedStrategy(FieldGroup):
         return "\n".join([*lines, f"mode: {self.mode}"])
 
     def _check_together(self, values: Mapping[str, Any]) -> None:
-        if values["pull_ahead"] and not values["a_sync"]:
-            raise ConfigError(
-                f"strategy.pull_ahead = {values['pull_ahead']} with strategy.a_sync = False: rows "
-                "pulled ahead would miss an update; valid: 0, or a_sync = True"
-            )
-        report_s, end_s = values["stall_report_s"], values["stall_end_s"]
-        if report_s >= end_s:
-            raise ConfigError(
-                f"strategy.stall_report_s = {report_s:g} with strategy.stall_end_s = {end_s:g}; "
-                "valid: report before end (set stall_end_s first to raise both, last to lower both)"
-            )
+        check_together(values)
 
     def _unknown(self, name: object) -> ConfigError:
         if name == "mode":
-            return ConfigError("strategy.mode follows from strategy.a_sync; set that")
+            return ConfigError(
+                "strategy.mode follows from strategy.a_sync and dense_sync; set these"
+            )
         places: dict[str, list[str]] = {}
         for place, _ in _leaves(type(self)().to_dict()):
             places.setdefault(place.rpartition(".")[2], []).append(place)

@@ -64,6 +64,13 @@ class ASyncConfigs(Configs):
         because="the rate travels with each push, so any torch scheduler works",
     )
     use_ps_gpu = integer(0, NOT_YET, "1: tables in GPU memory.", because="tables are in memory")
+    staleness = integer(
+        -1,
+        WORKS,
+        "Steps that a worker may be ahead of the slowest one (SSP); 0 is lock step, -1 no bound. "
+        "With a_sync only. mpifleet's own.",
+        low=-1,
+    )
 
 
 class DGCConfigs(Configs):

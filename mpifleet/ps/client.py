@@ -10,7 +10,8 @@ from mpifleet.errors import CheckpointError
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.homes import Home
 from mpifleet.ps.mailbox import Lane, WorkerMailbox, lanes_of
-from mpifleet.ps.message import Kind, dense_arrays, lay_out, rows_arrays
+from mpifleet.ps.message import NO_VERSION, Kind, dense_arrays, lay_out, rows_arrays
+from mpifleet.ps.read_versions import ReadVersions
 from mpifleet.ps.rows_pull import RowsPull
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
@@ -28,7 +29,8 @@ class Client:
         self._layouts = layouts
         self._home = home
         self._mailbox = mailbox
-        self._lanes = lanes_of(self.specs)
+        self.lanes = lanes_of(self.specs)
+        self._read = ReadVersions(self.num_servers)
         self._under_way: RowsPull | None = None
 
     # -- push -------------------------------------------------------------------------------------
@@ -49,9 +51,9 @@ class Client:
         Waits while the last push was not applied.
         """
         for server, layout in enumerate(self._layouts):
-            self._post_step(
-                server, Lane.DENSE, step, nonfinite, dense_arrays(layout, hypers, present, flats)
-            )
+            arrays = dense_arrays(layout, hypers, present, flats)
+            version = int(self._read.dense[server])
+            self._post_step(server, Lane.DENSE, step, nonfinite, arrays, version)
 
     def push_rows(
         self,
@@ -66,6 +68,7 @@ class Client:
         hypers: float64 [num_sparse, HYPER_SIZE]; unique and values [u, dim], one per sparse table.
         nonfinite: see push_dense. Waits while the last push was not applied.
         """
+        versions = self._read.rows_of_push().tolist()
         for server in range(self.num_servers):
             shares = [keys.share(server) for keys in unique]
             arrays = rows_arrays(
@@ -74,10 +77,16 @@ class Client:
                 [part[share] for part, share in zip(values, shares, strict=True)],
                 [keys.keys.size for keys in unique],
             )
-            self._post_step(server, Lane.ROWS, step, nonfinite, arrays)
+            self._post_step(server, Lane.ROWS, step, nonfinite, arrays, versions[server])
 
     def _post_step(
-        self, server: int, lane: Lane, step: int, nonfinite: int, arrays: list[np.ndarray]
+        self,
+        server: int,
+        lane: Lane,
+        step: int,
+        nonfinite: int,
+        arrays: list[np.ndarray],
+        version: int,
     ) -> None:
         sections, total_bytes = lay_out(arrays)
         self._mailbox.post(
@@ -88,18 +97,23 @@ class Client:
             argument=nonfinite,
             sections=sections,
             total_bytes=total_bytes,
+            version=version,
         )
 
     def announce(self, kind: Kind) -> None:
         """Tell all servers STOP, PAUSE or RESUME; returns when they know, all before applied."""
         for server in range(self.num_servers):
-            for lane in self._lanes:
+            for lane in self.lanes:
                 self._mailbox.post(server, lane, kind)
-        self.wait_applied(self._lanes)
+        self.wait_applied(self.lanes)
 
-    def version(self) -> int:
-        """Steps that the servers have applied."""
-        return max(self._mailbox.version(0, lane) for lane in (Lane.DENSE, Lane.ROWS))
+    def version(self, lane: Lane) -> int:
+        """Updates that the first server has applied from DENSE or ROWS lanes."""
+        return self._mailbox.version(0, lane)
+
+    def wait_slowest(self, clock: int) -> int:
+        """The clock of the slowest active worker, once it is at least `clock` on every server."""
+        return min(self._mailbox.wait_slowest(server, clock) for server in range(self.num_servers))
 
     def wait_applied(self, lanes: Sequence[Lane]) -> None:
         """Return once what this worker delivered in `lanes` was dealt with everywhere."""
@@ -118,7 +132,7 @@ class Client:
         """Ask the far servers for the rows of unique.keys; take() them later."""
         self._settle()
         spec = self.specs.sparse[table]
-        self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique)
+        self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique, self._read)
         return self._under_way
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
@@ -136,11 +150,14 @@ class Client:
         for server in range(self.num_servers):
             if self._home.reaches(server):
                 self._home.read_dense(server, flats)
+                self._read.dense[server] = self._home.versions[server, Lane.DENSE]
             else:
-                self._ask_dense(server, flats)
+                self._read.dense[server] = self._ask_dense(server, flats)
 
-    def _ask_dense(self, server: int, flats: list[np.ndarray]) -> None:
+    def _ask_dense(self, server: int, flats: list[np.ndarray]) -> int:
+        """Ask a far server for its dense slices; the version that the first answer is of."""
         self._settle()
+        versions = []
         capacity = self._mailbox.layout.capacities[Lane.REPLY]
         for table, part in enumerate(self._layouts[server].dense):
             flat = flats[table][part.start : part.stop]
@@ -156,8 +173,9 @@ class Client:
                     sections=[(0, question)],
                     total_bytes=question.nbytes,
                 )
-                self._mailbox.wait_reply(server, ticket)
+                versions.append(self._mailbox.wait_reply(server, ticket).version)
                 self._mailbox.read_reply(server, out)
+        return versions[0] if versions else NO_VERSION
 
     # -- save and load ----------------------------------------------------------------------------
 

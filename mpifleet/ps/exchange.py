@@ -10,6 +10,7 @@ from mpifleet.errors import TableError
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.client import Client, pack_buffers
+from mpifleet.ps.clocks import StalenessBound
 from mpifleet.ps.finite import FiniteGuard, first_nonfinite
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
@@ -21,18 +22,27 @@ from mpifleet.step_clock import StepClock
 
 
 class RemoteExchange:
-    """A worker's exchange with the servers, in sync or async mode.
+    """A worker's exchange with the servers, in sync, hybrid or async mode.
+
+    sync: a step returns when its mean over the active workers is applied; dense_sync: the dense
+    part's mean.  staleness: by how many steps a worker may be ahead of the slowest, -1 for any.
 
     Dense first, pulled last: the dense gradients are pushed before the rows, the servers apply them
     first, and the dense parameters are read after that. One step of dense staleness costs several
     hundredths of AUC, sparse staleness costs none.
     """
 
-    def __init__(self, client: Client, sync: bool) -> None:
+    def __init__(
+        self, client: Client, sync: bool, *, dense_sync: bool = False, staleness: int = -1
+    ) -> None:
         self.num_servers = client.num_servers
         self.clock = client.clock
         self._client = client
-        self._sync = sync
+        # The lanes of which the servers apply one mean per step.
+        merged = [lane for lane in client.lanes if sync or (dense_sync and lane is Lane.DENSE)]
+        self._merged = merged
+        self._bound = StalenessBound(client, staleness) if staleness >= 0 else None
+        self.waits_for_others = bool(merged) or self._bound is not None
         self._step = 0
         self.is_finished = False
 
@@ -57,7 +67,7 @@ class RemoteExchange:
         flats: list[np.ndarray],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """See Exchange. Sync: returns when the mean over the active workers is applied."""
+        """See Exchange. Returns when the next step may begin."""
         self._check_open()
         self._step += 1
         client, specs = self._client, self._client.specs
@@ -71,12 +81,12 @@ class RemoteExchange:
             client.push_rows(
                 self._step, gradients.sparse_hypers, gradients.unique, gradients.rows, bad
             )
+        if self._bound is not None:
+            # First of all: what is read from here on is as fresh as the bound promises.
+            self._bound.wait_for_turn()
         meanwhile()
-        if self._sync:
-            if specs.dense:
-                client.wait_version(Lane.DENSE, self._step)
-            if specs.sparse:
-                client.wait_version(Lane.ROWS, self._step)
+        for lane in self._merged:
+            client.wait_version(lane, self._step)
         if specs.dense:
             client.wait_applied((Lane.DENSE,))
             self.clock.enter("pull")
@@ -95,15 +105,18 @@ class RemoteExchange:
 
     def pause(self) -> None:
         """See Exchange."""
-        if self._sync and not self.is_finished:
+        if self.waits_for_others and not self.is_finished:
             self._client.announce(Kind.PAUSE)
 
     def resume(self) -> None:
         """See Exchange."""
-        if self._sync and not self.is_finished:
+        if self.waits_for_others and not self.is_finished:
             # The others may have made more steps meanwhile: count on from where the servers are.
-            self._step = self._client.version()
+            if self._merged:
+                self._step = max(self._client.version(lane) for lane in self._merged)
             self._client.announce(Kind.RESUME)
+            if self._bound is not None:
+                self._bound.resume()
 
     def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
@@ -130,6 +143,7 @@ class LocalExchange:
 
     num_servers = 1
     is_finished = False
+    waits_for_others = False
 
     def __init__(
         self,

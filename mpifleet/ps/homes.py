@@ -7,6 +7,7 @@ World home: one window over all ranks; a worker pulls with one indexed one-sided
 Both are locked windows: a server changes its tables under an exclusive lock, readers take a shared
 one. MPI promises no fairness among them, so a server that wants its lock says so at a gate, and
 readers look at the gate before they lock: the writer waits for at most one pull of every reader.
+The versions of the tables stand beside the gate, so that a reader learns them in the same look.
 """
 
 import os
@@ -27,12 +28,16 @@ from mpifleet.window import Window
 
 _OPEN, _CLOSED = np.zeros(1, np.int64), np.ones(1, np.int64)
 _GATE_SPINS = 20
+_GATE_WORDS = 3
+_WORD = 8
 
 
 class Home:
     """Table memory of all servers as this rank sees it. Building and freeing are collective.
 
     memory: this rank's own tables, uint8, empty on workers.
+    versions: int64 [num_servers, 2], columns DENSE and ROWS: updates that were in a server's tables
+    when this rank last read there, or more by what came in during the read.
     """
 
     name: str
@@ -46,10 +51,11 @@ class Home:
         self._layouts = layouts
         # First values are written to every element: nothing need be zero before.
         self._window = Window(mpi, comm, num_bytes, atomic=False, on_node=on_node, zero_bytes=0)
-        self._gate = Window(mpi, comm, 8, atomic=True, on_node=on_node)
+        self._gate = Window(mpi, comm, _GATE_WORDS * _WORD, atomic=True, on_node=on_node)
         self._rank = comm.rank
         self._ranks = [roles.node_rank(r) if on_node else r for r in roles.server_ranks]
-        self._word = np.zeros(1, np.int64)
+        self._gate_words = np.zeros(_GATE_WORDS, np.int64)
+        self.versions = np.zeros((len(layouts), _GATE_WORDS - 1), np.int64)
         self.memory = self._window.local
 
     def reaches(self, server: int) -> bool:
@@ -71,20 +77,26 @@ class Home:
         self._gate.store(self._rank, 0, value)
         self._gate.flush(self._rank)
 
+    def stamp(self, lane: int, version: int) -> None:
+        """Tell readers how many updates of DENSE or ROWS are in this server's own tables."""
+        self._gate.store(self._rank, (1 + lane) * _WORD, np.array([version], np.int64))
+        self._gate.flush(self._rank)
+
     @contextmanager
     def _reading(self, server: int) -> Iterator[int]:
         rank = self._ranks[server]
         assert rank is not None
         self._wait_open(rank)
+        self.versions[server] = self._gate_words[1:]
         with self._window.shared(rank):
             yield rank
 
     def _wait_open(self, rank: int) -> None:
         polls = 0
         while True:
-            self._gate.read(rank, 0, self._word)
+            self._gate.read(rank, 0, self._gate_words)
             self._gate.flush(rank)
-            if not self._word[0]:
+            if not self._gate_words[0]:
                 return
             polls += 1
             if polls > _GATE_SPINS:

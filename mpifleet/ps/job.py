@@ -17,7 +17,9 @@ from mpifleet.ps.agreement import check_shared_memory, compare
 from mpifleet.ps.breath import Breath
 from mpifleet.ps.client import Client, split_request
 from mpifleet.ps.homes import make_home
-from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox, plan
+from mpifleet.ps.lag import LagCount
+from mpifleet.ps.mailbox import Lane, MailboxLayout, ServerMailbox, WorkerMailbox
+from mpifleet.ps.mailbox_plan import plan
 from mpifleet.ps.message import Kind
 from mpifleet.ps.selftest import choose_home
 from mpifleet.ps.server import ParameterServer
@@ -36,13 +38,27 @@ MARGIN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """What the strategy says about a parameter-server job."""
+    """What the strategy says about a parameter-server job.
+
+    sync: one mean over the workers per step; dense_sync: of the dense part.  staleness: steps that
+    a worker may be ahead of the slowest, -1 for any number.
+    """
 
     sync: bool
     home: str
     skip_nonfinite: bool
     mailbox_bytes: int
     patience: Patience
+    dense_sync: bool = False
+    staleness: int = -1
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server did. lag: of the pushes of dense gradients and of rows."""
+
+    report: ServerReport
+    lag: Mapping[Lane, LagCount]
 
 
 class Job:
@@ -185,18 +201,20 @@ class Job:
     def _storage(self, shard: Shard) -> Storage:
         return Storage(self._mpi, self._roles.group, self._layouts, shard)
 
-    def serve(self) -> ServerReport:
-        """Serve until every worker has stopped, and say what that was. On servers."""
+    def serve(self) -> Served:
+        """Serve until every worker has stopped; servers say what that was. On servers."""
         assert self._shard is not None
         assert self._mailbox is not None
         speaks = self._roles.index == 0  # one server speaks for all
         watch = BottleneckWatch(self._roles.num_servers, get_logger().warning)
         load = ServerLoad(tell=watch if speaks else None)
         storage = self._storage(self._shard)
-        ParameterServer(
+        server = ParameterServer(
             self._shard,
             self._mailbox,
             sync=self._settings.sync,
+            dense_sync=self._settings.dense_sync,
+            staleness=self._settings.staleness,
             skip_nonfinite=self._settings.skip_nonfinite,
             handlers={
                 Kind.SAVE: lambda message: storage.answer_save(*split_request(message)),
@@ -204,13 +222,18 @@ class Job:
             },
             progress=self._progress,
             report_s=self._settings.patience.report_s,
+            stamp=self._home.stamp,
             load=load,
-        ).run()
+        )
+        server.run()
         report = load.report()
         get_logger().info("%s", report.text())
-        if speaks and (sentence := advice(report, self._roles.num_servers)):
-            get_logger().info("%s", sentence)
-        return report
+        if speaks:
+            said = [f"{lane.name} {lag.text()}" for lane, lag in server.lags.items()]
+            get_logger().info("updates between a read and its push: %s", "; ".join(said))
+            if sentence := advice(report, self._roles.num_servers):
+                get_logger().info("%s", sentence)
+        return Served(report, server.lags)
 
     def free(self) -> None:
         """Give all windows back. Collective."""

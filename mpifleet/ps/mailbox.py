@@ -9,14 +9,13 @@ read, never added to, and never stored plainly.
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpifleet.errors import ConfigError
-from mpifleet.partition import ALIGN_BYTES, align, pieces
+from mpifleet.partition import ALIGN_BYTES, pieces
 from mpifleet.patience import Patience
-from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Sections, join
+from mpifleet.ps.message import HEADER_BYTES, NO_VERSION, Header, Kind, Sections, join
 from mpifleet.ps.spec import TableSpecs
 from mpifleet.step_clock import StepClock
 from mpifleet.window import Window
@@ -38,9 +37,6 @@ def lanes_of(specs: TableSpecs) -> list[Lane]:
 
 
 EMPTY = 0
-MIN_LANE_BYTES = 4096
-ROWS_LANE_BYTES = 16 << 20
-REQUEST_LANE_BYTES = 1 << 20
 _WORD = 8
 
 
@@ -73,6 +69,11 @@ class MailboxLayout:
         """Byte offset of a count that rises while the server works on something long."""
         return 2 * _WORD
 
+    @property
+    def slowest(self) -> int:
+        """Byte offset of the least clock of all active workers; see ps.clocks."""
+        return 3 * _WORD
+
     def flags(self, worker: int) -> int:
         """Byte offset of a worker's flags, one int64 per Lane."""
         return ALIGN_BYTES * (1 + worker)
@@ -81,39 +82,6 @@ class MailboxLayout:
         """Byte offset of a lane's header."""
         before = sum(HEADER_BYTES + self.capacities[i] for i in range(lane))
         return ALIGN_BYTES * (1 + self.num_workers) + worker * self._stride + before
-
-
-def plan(
-    num_workers: int, budget_bytes: int, dense_bytes: int, row_bytes: int, served: bool
-) -> MailboxLayout:
-    """Divide a server's mailbox budget among its workers' lanes.
-
-    dense_bytes: the largest dense message to any server.  row_bytes: of the longest row, 0 without
-    sparse tables.  served: whether some worker pulls through its request and reply lanes.
-    Raises ConfigError when a worker's part would be too small.
-    """
-    each = budget_bytes // num_workers - 8 * HEADER_BYTES
-    least = max(MIN_LANE_BYTES, align(row_bytes))
-    if each < 4 * least:
-        raise ConfigError(
-            f"mailbox_mib={budget_bytes >> 20} leaves {each} bytes to each of {num_workers} "
-            f"workers; at least {4 * least} are needed"
-        )
-    # The other three lanes keep their least.
-    dense = max(MIN_LANE_BYTES, min(align(dense_bytes), each // 3, each - 3 * least))
-    request = max(MIN_LANE_BYTES, min(REQUEST_LANE_BYTES, each // 16))
-    reply = MIN_LANE_BYTES
-    if served:
-        left = each - dense - request
-        reply = max(reply, align(row_bytes), min(ROWS_LANE_BYTES, left // 3))
-        request = max(request, min(ROWS_LANE_BYTES // 4, left // 8))
-    rows = MIN_LANE_BYTES
-    if row_bytes:
-        rows = max(rows, min(ROWS_LANE_BYTES, each - dense - request - reply))
-    dense, rows, request, reply = (
-        size // ALIGN_BYTES * ALIGN_BYTES for size in (dense, rows, request, reply)
-    )
-    return MailboxLayout(num_workers, (dense, rows, request, reply))
 
 
 class WorkerMailbox:
@@ -149,19 +117,20 @@ class WorkerMailbox:
         argument: int = 0,
         sections: Sections = (),  # type: ignore[assignment]
         total_bytes: int = 0,
+        version: int = NO_VERSION,
     ) -> int:
         """Deliver one message, waiting for the lane to be empty. Returns its sequence number.
 
         Returning means delivered, not applied.
         """
         capacity = self.layout.capacities[lane]
+        header = Header(kind, step, argument, total_bytes, 0, total_bytes, version)
         if total_bytes <= capacity:
-            header = Header(kind, step, argument, total_bytes, 0, total_bytes)
             return self._put(server, lane, header, sections)
         whole = join(sections, total_bytes)
         for start, stop in pieces(total_bytes, capacity):
-            header = Header(kind, step, argument, total_bytes, start, stop - start)
-            self._put(server, lane, header, [(0, whole[start:stop])])
+            piece = replace(header, start=start, num_bytes=stop - start)
+            self._put(server, lane, piece, [(0, whole[start:stop])])
         return self._posted
 
     def _put(self, server: int, lane: Lane, header: Header, sections: Sections) -> int:
@@ -201,6 +170,22 @@ class WorkerMailbox:
     def version(self, server: int, lane: Lane) -> int:
         """Updates applied so far from DENSE or ROWS lanes."""
         return self._read(server, self.layout.version(lane))
+
+    def wait_slowest(self, server: int, clock: int) -> int:
+        """The clock of the slowest active worker, once it is at least `clock`; see ps.clocks."""
+        self._wait(
+            server,
+            lambda: self.slowest(server) >= clock,
+            lambda: (
+                f"the slowest worker making step {clock} (strategy.a_sync_configs['staleness']), "
+                f"server {server} has it at {self.slowest(server)}"
+            ),
+        )
+        return self.slowest(server)
+
+    def slowest(self, server: int) -> int:
+        """The least clock of all active workers, as this server has it."""
+        return self._read(server, self.layout.slowest)
 
     def wait_reply(self, server: int, sequence: int) -> Header:
         """Return the header of the server's answer to the request with this sequence number."""
@@ -244,6 +229,8 @@ class ServerMailbox:
         self._rank = rank
         self._flags = np.zeros((layout.num_workers, ALIGN_BYTES // _WORD), np.int64)
         self._beats = 0
+        self.versions = {Lane.DENSE: 0, Lane.ROWS: 0}
+        """Updates applied, as published last."""
 
     def poll(self) -> np.ndarray:
         """All flags, int64 [num_workers, 8], columns by Lane; then payloads may be loaded."""
@@ -281,7 +268,12 @@ class ServerMailbox:
 
     def set_version(self, lane: Lane, version: int) -> None:
         """Publish the count of updates applied."""
+        self.versions[lane] = version
         self._store(self.layout.version(lane), version)
+
+    def set_slowest(self, clock: int) -> None:
+        """Publish the least clock of all active workers."""
+        self._store(self.layout.slowest, clock)
 
     def reply(self, worker: int, sequence: int, header: Header) -> None:
         """Publish the answer whose payload was written to the REPLY lane, and free the request."""

@@ -20,6 +20,8 @@ from mpifleet.partition import align
 from mpifleet.ps.rule_spec import HYPER_SIZE
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
+NO_VERSION = -1
+"""In a header: what it says depends on no version of the tables, or on an unknown one."""
 HEADER_WORDS = 8
 HEADER_BYTES = HEADER_WORDS * 8
 
@@ -46,6 +48,7 @@ class Word(enum.IntEnum):
     TOTAL_BYTES = 3
     START = 4
     NUM_BYTES = 5
+    VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Header:
 
     argument: what the kind needs, for instance a table number.  total_bytes: the whole message;
     start: where this piece begins in it; num_bytes: of this piece.
+    version: of a push, the count of updates in the tables that it was computed from; of the answer
+    to a pull, that of the tables it was read from.
     """
 
     kind: Kind
@@ -62,19 +67,21 @@ class Header:
     total_bytes: int
     start: int
     num_bytes: int
+    version: int = NO_VERSION
 
     def encode(self) -> np.ndarray:
         """int64 [HEADER_WORDS]."""
         words = np.zeros(HEADER_WORDS, np.int64)
-        words[:6] = (
-            self.kind, self.step, self.argument, self.total_bytes, self.start, self.num_bytes
+        words[:7] = (
+            self.kind, self.step, self.argument, self.total_bytes, self.start, self.num_bytes,
+            self.version,
         )  # fmt: skip
         return words
 
     @classmethod
     def decode(cls, lane: np.ndarray) -> "Header":
         """From a lane's first bytes (uint8)."""
-        kind, *rest = lane[:HEADER_BYTES].view(np.int64)[:6].tolist()
+        kind, *rest = lane[:HEADER_BYTES].view(np.int64)[:7].tolist()
         return cls(Kind(kind), *rest)
 
 

@@ -1,16 +1,18 @@
 """What a server does with one kind of gradient lane, in async and in sync mode."""
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.clocks import Clocks
 from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.lag import LagCount
 from mpifleet.ps.mailbox import Lane, ServerMailbox
 from mpifleet.ps.merge import DenseMerger, RowsMerger
-from mpifleet.ps.message import Header, Kind, Word, decode_dense, decode_rows
+from mpifleet.ps.message import NO_VERSION, Header, Kind, Word, decode_dense, decode_rows
 from mpifleet.ps.server_load import ServerLoad
 from mpifleet.ps.shard import Shard
 
@@ -31,7 +33,12 @@ class Part(Protocol):
 
 
 class Gradients:
-    """What both modes need of one kind of lane: decode, check, apply."""
+    """What both modes need of one kind of lane: decode, check, apply.
+
+    clocks: told of every worker's steps, None where workers do not wait for them.  stamp: called
+    with lane and version once readers find that many updates in the tables.
+    lag: of the pushes so far.
+    """
 
     def __init__(
         self,
@@ -40,9 +47,14 @@ class Gradients:
         lane: Lane,
         skip_nonfinite: bool,
         load: ServerLoad,
+        clocks: Clocks | None = None,
+        stamp: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         self.lane = lane
         self.mailbox = mailbox
+        self.clocks = clocks
+        self.lag = LagCount()
+        self._stamp = stamp
         self.assembler = Assembler(mailbox, lane, shard.breathe)
         self._shard = shard
         self._guard = FiniteGuard(skip_nonfinite, shard.breathe)
@@ -69,7 +81,9 @@ class Gradients:
         return make(self._shard.layout, self._shard.breathe)
 
     def accept(self, worker: int, header: Header, gradients: Sequence[Any]) -> bool:
-        """Whether the gradients may be applied. Raises NonFiniteGradient."""
+        """Count the push's lag; whether it may be applied. Raises NonFiniteGradient."""
+        if header.version != NO_VERSION:
+            self.lag.add(self._version - header.version)
         specs = self._shard.layout.specs
         tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
         names = [*(spec.name for spec in specs.dense), *(spec.name for spec in specs.sparse)]
@@ -86,18 +100,35 @@ class Gradients:
     def publish(self) -> None:
         """Raise the version: one more update is applied, or was skipped."""
         self._version += 1
+        # Readers that were told of the version by the mailbox must find it in the tables.
+        self._stamp(self.lane, self._version)
         self.mailbox.set_version(self.lane, self._version)
+
+    def step_done(self, worker: int) -> None:
+        """A step of the worker is applied, or was skipped."""
+        if self.clocks is not None:
+            self.clocks.tick(self.lane, worker)
+
+    def heard(self, worker: int, kind: Kind) -> None:
+        """The worker said STOP, PAUSE or RESUME."""
+        if self.clocks is not None:
+            say = self.clocks.resume if kind is Kind.RESUME else self.clocks.rest
+            say(self.lane, worker)
 
 
 class AsyncPart:
     """Applies each message as it comes, undivided, one per turn and workers in turn."""
 
-    awaited: int | None = None
-
     def __init__(self, gradients: Gradients, num_workers: int) -> None:
         self.members = set(range(num_workers))
         self._gradients = gradients
         self._next = 0
+
+    @property
+    def awaited(self) -> int | None:
+        """The slowest worker where the bound on staleness keeps another waiting, else None."""
+        clocks = self._gradients.clocks
+        return clocks.awaited if clocks is not None else None
 
     def serve(self, flags: np.ndarray) -> bool:
         """Apply at most one worker's message; False too where all must wait to be staged."""
@@ -115,13 +146,16 @@ class AsyncPart:
         return True
 
     def _deal_with(self, worker: int, header: Header, message: np.ndarray) -> None:
-        if header.kind is Kind.STOP:
-            self.members.remove(worker)
-        elif header.kind is Kind.STEP:
+        if header.kind is Kind.STEP:
             gradients = self._gradients.decode(message)
             if self._gradients.accept(worker, header, gradients):
                 self._gradients.apply(gradients)
             self._gradients.publish()
+            self._gradients.step_done(worker)
+        else:
+            self._gradients.heard(worker, header.kind)
+        if header.kind is Kind.STOP:
+            self.members.remove(worker)
         self._gradients.mailbox.clear(worker, self._gradients.lane)
 
 
@@ -150,6 +184,8 @@ class SyncPart:
             if self._merger.count:
                 self._gradients.apply(self._merger.take_mean())
             self._gradients.publish()
+            for active in self._active:
+                self._gradients.step_done(active)
         return True
 
     def _next(self, full: np.ndarray) -> int | None:
@@ -182,6 +218,8 @@ class SyncPart:
             insort(self._active, worker)
         elif worker in self._active:
             self._active.remove(worker)
+        if header.kind is not Kind.STEP:
+            self._gradients.heard(worker, header.kind)
         if header.kind is Kind.STOP:
             self.members.remove(worker)
         self._gradients.mailbox.clear(worker, self._gradients.lane)

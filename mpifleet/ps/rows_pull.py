@@ -8,7 +8,8 @@ import numpy as np
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.homes import Home
 from mpifleet.ps.mailbox import Lane, WorkerMailbox
-from mpifleet.ps.message import Kind
+from mpifleet.ps.message import NO_VERSION, Kind
+from mpifleet.ps.read_versions import ReadVersions
 from mpifleet.ps.spec import SparseSpec
 
 
@@ -29,6 +30,7 @@ class RowsPull:
 
     A worker has one question at a far server at a time: whoever asks the next one calls
     `finish_far` first.  row_bytes of a far server's answer must fit its REPLY lane.
+    read: told which versions the rows are of when they are taken.
     """
 
     def __init__(
@@ -38,7 +40,10 @@ class RowsPull:
         table: int,
         spec: SparseSpec,
         unique: UniqueKeys,
+        read: ReadVersions,
     ) -> None:
+        self._read = read
+        self._versions = np.full(unique.num_servers, NO_VERSION, np.int64)
         self._home = home
         self._mailbox = mailbox
         self._table = table
@@ -57,6 +62,7 @@ class RowsPull:
         for server, share in self._near.items():
             rows = self._unique.rows[share]
             self._home.read_rows(server, self._table, rows, self._out[share])
+            self._versions[server] = self._home.versions[server, Lane.ROWS]
         self._near = {}
 
     def finish_far(self) -> None:
@@ -68,6 +74,7 @@ class RowsPull:
         """See PulledRows."""
         self.read_near()
         self.finish_far()
+        self._read.took_rows(self._table, self._versions)
         return self._out
 
     def _ask(self) -> Iterator[None]:
@@ -93,6 +100,8 @@ class RowsPull:
                 tickets.append((server, ticket, out[part]))
             yield
             for server, ticket, out in tickets:
-                self._mailbox.wait_reply(server, ticket)
+                header = self._mailbox.wait_reply(server, ticket)
+                if not start:
+                    self._versions[server] = header.version
                 self._mailbox.read_reply(server, out)
             start += chunk

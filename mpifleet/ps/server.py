@@ -9,6 +9,8 @@ from mpifleet.log import get_logger
 from mpifleet.partition import chunks
 from mpifleet.patience import Backoff
 from mpifleet.ps.assembler import Assembler
+from mpifleet.ps.clocks import Clocks
+from mpifleet.ps.lag import LagCount
 from mpifleet.ps.mailbox import Lane, ServerMailbox, lanes_of
 from mpifleet.ps.message import Header, Kind
 from mpifleet.ps.parts import AsyncPart, Gradients, Part, SyncPart
@@ -79,7 +81,9 @@ class Requests:
             capacity = self._mailbox.layout.capacities[Lane.REPLY]
             num_bytes = self._copy(worker, np.frombuffer(answers[0][:capacity], np.uint8))
         self._load.count(answers=header.kind in (Kind.PULL_ROWS, Kind.PULL_DENSE))
-        done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes)
+        lane = Lane.DENSE if header.kind is Kind.PULL_DENSE else Lane.ROWS
+        version = self._mailbox.versions[lane]
+        done = Header(header.kind, 0, header.argument, num_bytes, 0, num_bytes, version)
         self._mailbox.reply(worker, sequence, done)
 
     def _copy(self, worker: int, answer: np.ndarray) -> int:
@@ -107,6 +111,8 @@ class ParameterServer:
 
     progress: lets MPI move what others started towards this rank.  report_s: how long a half
     merged step may wait before the missing worker is named in the log.  load: counts the work.
+    sync: apply the mean over the active workers once per step; dense_sync: the dense part only.
+    staleness: see Clocks, -1 for no bound.  stamp: see Gradients.
     """
 
     def __init__(
@@ -115,22 +121,27 @@ class ParameterServer:
         mailbox: ServerMailbox,
         *,
         sync: bool,
+        dense_sync: bool = False,
+        staleness: int = -1,
         skip_nonfinite: bool,
         handlers: Mapping[Kind, Callable[[bytes], bytes]],
         progress: Callable[[], None],
         report_s: float = 60.0,
+        stamp: Callable[[int, int], None] = lambda *_: None,
         load: ServerLoad | None = None,
     ) -> None:
         self._load = load = load or ServerLoad()
-        make = SyncPart if sync else AsyncPart
-        used = lanes_of(shard.layout.specs)
-        parts = {
-            lane: make(
-                Gradients(shard, mailbox, lane, skip_nonfinite, load),
-                mailbox.layout.num_workers if lane in used else 0,
-            )
-            for lane in (Lane.DENSE, Lane.ROWS)
-        }
+        used, num_workers = lanes_of(shard.layout.specs), mailbox.layout.num_workers
+        clocks = None
+        if staleness >= 0:
+            clocks = Clocks(used, num_workers, staleness, mailbox.set_slowest)
+        parts: dict[Lane, Part] = {}
+        self.lags: dict[Lane, LagCount] = {}
+        for lane in (Lane.DENSE, Lane.ROWS):
+            make = SyncPart if sync or (dense_sync and lane is Lane.DENSE) else AsyncPart
+            gradients = Gradients(shard, mailbox, lane, skip_nonfinite, load, clocks, stamp)
+            self.lags[lane] = gradients.lag
+            parts[lane] = make(gradients, num_workers if lane in used else 0)
         self._dense: Part = parts[Lane.DENSE]
         self._rows: Part = parts[Lane.ROWS]
         self._requests = Requests(shard, mailbox, handlers, load)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ import torch
 from torch import nn
 
 from mpifleet import mpi as mpi_module
-from mpifleet.compose import job_settings, local_exchange
+from mpifleet.compose import job_settings, local_exchange, remote_exchange
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.exchange import Exchange
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
-from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Job, Settings
 from mpifleet.roles import Roles
 from mpifleet.session import Session
@@ -126,9 +125,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job went on one rank: role and number, what the worker returned, or a server's report,
-    or its error.
-    """
+    """How a job went on one rank: role and number, what work or serve() gave, or the error."""
 
     name: str
     value: Any = None
@@ -158,6 +155,8 @@ def attempt(
     work: Work,
     *,
     sync: bool = True,
+    hybrid: bool = False,
+    staleness: int = -1,
     skip: bool = False,
     load_from: Path | None = None,
     end_s: float = 25.0,
@@ -165,7 +164,8 @@ def attempt(
     """How the job went on each of its ranks, known on all ranks of `comm`. Collective.
 
     build: model and torch optimizer, called on every rank, with another seed on each: worker 0's
-    values must win.  skip: the policy for gradients that are not finite.  end_s: patience.
+    values must win.  hybrid: instead of sync.  staleness: the bound, with sync=False.
+    skip: the policy for gradients that are not finite.  end_s: patience.
     """
     size = place.servers + place.workers
     with mpi_module.serial:
@@ -173,7 +173,9 @@ def attempt(
     mine: list[Outcome] = []
     if part != MPI.COMM_NULL:
         strategy = DistributedStrategy()
-        strategy.a_sync = not sync
+        strategy.a_sync = hybrid or not sync
+        strategy.dense_sync = hybrid
+        strategy.a_sync_configs = {"staleness": staleness}
         strategy.nonfinite = "skip" if skip else "raise"
         torch.manual_seed(7 + comm.rank)
         with _job(part, place, build, strategy, load_from, end_s) as (name, job, worker):
@@ -206,7 +208,7 @@ def _job(
         hypers, first = optimizer.hypers(), optimizer.first_values()
         job = Job(MPI, roles, optimizer.specs, settings, {}, *hypers, first, load_from)
         if job.client is not None:
-            exchange = RemoteExchange(job.client, settings.sync)
+            exchange = remote_exchange(job.client, settings)
     worker = None
     name = roles.name_of(roles.world.rank) if roles else "worker 0"
     if exchange is not None:
@@ -239,11 +241,9 @@ class FaceOfJob(Session):
 
 def _settings(strategy: DistributedStrategy, place: Place, end_s: float) -> Settings:
     """The strategy's, with what only a test would ask for: a tiny mailbox, short patience."""
-    settings = job_settings(strategy)
-    return Settings(
-        sync=settings.sync,
+    return replace(
+        job_settings(strategy),
         home=place.home,
-        skip_nonfinite=settings.skip_nonfinite,
         mailbox_bytes=place.mailbox_bytes * place.workers,
         patience=Patience(end_s, end_s),
     )

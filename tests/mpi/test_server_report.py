@@ -11,7 +11,7 @@ def reports_of(comm, place, **options):
     """What each server returned, in order; fails where any rank did."""
     outcomes = attempt(comm, place, build, train, **options)
     assert not [outcome.trace for outcome in outcomes if outcome.error]
-    return [outcome.value for outcome in outcomes if outcome.name.startswith("server")]
+    return [outcome.value.report for outcome in outcomes if outcome.name.startswith("server")]
 
 
 def rows_pushed(place):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpifleet.ps.mailbox import MailboxLayout, ServerMailbox
-from mpifleet.ps.message import HEADER_BYTES, Header, Kind
+from mpifleet.ps.message import HEADER_BYTES, NO_VERSION, Header, Kind
 
 
 class PlainWindow:
@@ -42,11 +42,22 @@ class Lanes:
         """Whether the lane holds something."""
         return bool(self.server.poll()[worker, lane])
 
-    def deliver(self, worker, lane, message, *, kind=Kind.STEP, step=0, start=0, stop=None):
+    def deliver(
+        self,
+        worker,
+        lane,
+        message,
+        *,
+        kind=Kind.STEP,
+        step=0,
+        start=0,
+        stop=None,
+        version=NO_VERSION,
+    ):
         """What a worker does to deliver one piece [start, stop) of a message (uint8)."""
         assert not self.is_full(worker, lane), "a worker waits for its lane to be empty"
         piece = message[start:stop]
-        header = Header(kind, step, 0, message.size, start, piece.size)
+        header = Header(kind, step, 0, message.size, start, piece.size, version)
         base = self.layout.lane(worker, lane)
         self.window.put(0, base, header.encode())
         self.window.put(0, base + HEADER_BYTES, piece)

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mpifleet"
 LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
-    "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds strategy_table "
+    "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds "
+    "strategy_rules strategy_table "
     "step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",

@@ -7,7 +7,8 @@ import pytest
 
 from mpifleet.errors import ConfigError
 from mpifleet.ps.assembler import Assembler
-from mpifleet.ps.mailbox import MIN_LANE_BYTES, Lane, MailboxLayout, plan
+from mpifleet.ps.mailbox import Lane, MailboxLayout
+from mpifleet.ps.mailbox_plan import MIN_LANE_BYTES, plan
 from mpifleet.ps.message import HEADER_BYTES, Header, Kind, Word
 from mpifleet.strategy import DistributedStrategy
 from tests.unit.lanes import Lanes
@@ -60,6 +61,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_numbers(row_bytes, least
 def test_no_two_words_or_lanes_share_memory():
     layout = MailboxLayout(3, (64, 128, 192, 256))
     spans = [(layout.version(lane), 8) for lane in (Lane.DENSE, Lane.ROWS)]
+    spans += [(layout.beat, 8), (layout.slowest, 8)]
     spans += [(layout.flags(w), 64) for w in range(3)]
     spans += [
         (layout.lane(w, lane), HEADER_BYTES + layout.capacities[lane])

@@ -23,7 +23,7 @@ SPECS = two_and_two()
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_header_comes_back(kind):
-    header = Header(kind, 3, 2**40, 2**41, 2**33, 17)
+    header = Header(kind, 3, 2**40, 2**41, 2**33, 17, 2**42)
     words = header.encode()
     assert words.nbytes == HEADER_BYTES
     lane = np.concatenate([words.view(np.uint8), np.full(100, 255, np.uint8)])

@@ -5,7 +5,7 @@ import pytest
 
 from mpifleet.errors import NonFiniteGradient
 from mpifleet.ps.mailbox import Lane, lanes_of
-from mpifleet.ps.message import Kind, dense_arrays, join, lay_out, rows_arrays
+from mpifleet.ps.message import NO_VERSION, Kind, dense_arrays, join, lay_out, rows_arrays
 from mpifleet.ps.server import ParameterServer
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import TableSpecs, layouts
@@ -22,18 +22,23 @@ ROWS_ONLY, DENSE_ONLY = TableSpecs((), SPECS.sparse), TableSpecs(SPECS.dense, ()
 class Server:
     """A server of one dense and one sparse table of zeros, turned by hand."""
 
-    def __init__(self, num_workers, *, sync, skip=False, specs=SPECS):
+    def __init__(
+        self, num_workers, *, sync=False, skip=False, specs=SPECS, hybrid=False, staleness=-1
+    ):
         self.lanes = Lanes(num_workers)
         self.layout = layouts(specs, 1)[0]
         memory = np.zeros(self.layout.num_bytes, np.uint8)
         hypers = SGD[: len(specs.dense)], SGD[: len(specs.sparse)]
         self.shard = Shard(self.layout, memory, *hypers)
-        self.saved = []
+        self.saved, self.stamps = [], []
         self.loop = ParameterServer(
             self.shard,
             self.lanes.server,
             sync=sync,
+            dense_sync=hybrid,
+            staleness=staleness,
             skip_nonfinite=skip,
+            stamp=lambda lane, version: self.stamps.append((lane, version)),
             handlers={Kind.SAVE: self._save},
             progress=lambda: None,
         )
@@ -63,17 +68,24 @@ class Server:
         message = join(*lay_out(rows_arrays(SGD, [rows], [values], [rows.size])))
         self.lanes.deliver(worker, Lane.ROWS, message, **piece)
 
-    def push_dense(self, worker, value):
+    def push_dense(self, worker, value, **header):
         flat, present = np.full(16, value, np.float32), np.ones(1, np.uint8)
         message = join(*lay_out(dense_arrays(self.layout, SGD, [present], [flat])))
-        self.lanes.deliver(worker, Lane.DENSE, message)
+        self.lanes.deliver(worker, Lane.DENSE, message, **header)
 
     def stop(self, worker):
         for lane in lanes_of(self.layout.specs):
             self.lanes.deliver(worker, lane, NOTHING, kind=Kind.STOP)
 
     def version(self, lane):
-        return int(self.lanes.window.local.view(np.int64)[self.lanes.layout.version(lane) // 8])
+        return self._word(self.lanes.layout.version(lane))
+
+    @property
+    def slowest(self):
+        return self._word(self.lanes.layout.slowest)
+
+    def _word(self, offset):
+        return int(self.lanes.window.local.view(np.int64)[offset // 8])
 
 
 def test_async_applies_what_is_there_undivided():
@@ -287,3 +299,131 @@ def test_who_pauses_or_stops_need_not_wait_for_a_slow_worker():
     server.push_dense(0, 2.0)
     server.turn()
     assert server.dense[0] == -1.0, "worker 0 alone is the mean"
+
+
+# -- hybrid, lag, and the bound on staleness -----------------------------------------------------
+
+
+def test_hybrid_applies_rows_at_once_and_the_mean_of_the_dense_part():
+    server = Server(2, hybrid=True)
+    server.push_dense(0, 2.0)
+    server.push_rows(0, [1], 2.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-1.0] * DIM
+    assert not server.dense.any()
+    server.push_dense(1, 6.0)
+    server.push_rows(1, [1], 6.0)
+    server.turn()
+    assert server.rows[1].tolist() == [-4.0] * DIM
+    assert server.dense.tolist() == [-2.0] * 16
+    assert (server.version(Lane.DENSE), server.version(Lane.ROWS)) == (1, 2)
+
+
+def test_hybrid_does_not_wait_for_a_worker_that_pauses():
+    server = Server(2, hybrid=True)
+    announce(server, 1, Kind.PAUSE)
+    server.push_dense(0, 2.0)
+    server.turn()
+    assert server.dense[0] == -1.0
+    announce(server, 1, Kind.RESUME)
+    server.push_dense(0, 2.0)
+    server.turn()
+    assert server.dense[0] == -1.0
+    server.stop(1)
+    server.turn()
+    assert server.dense[0] == -2.0
+    server.stop(0)
+    server.loop.run()
+
+
+def test_versions_are_stamped_once_they_are_in_the_tables():
+    server = Server(1)
+    for _ in range(2):
+        server.push_dense(0, 1.0)
+        server.push_rows(0, [1], 1.0)
+        server.turn()
+    assert server.stamps == [(Lane.DENSE, 1), (Lane.ROWS, 1), (Lane.DENSE, 2), (Lane.ROWS, 2)]
+
+
+def test_lag_is_the_updates_since_the_version_of_the_push():
+    server = Server(2)
+    for worker, version in ((0, 0), (1, 0), (0, 0), (1, 2), (0, NO_VERSION)):
+        server.push_rows(worker, [1], 1.0, version=version)
+        server.push_dense(worker, 1.0, version=max(version, 0))
+        server.turn()
+    rows, dense = server.loop.lags[Lane.ROWS], server.loop.lags[Lane.DENSE]
+    assert (rows.num_pushes, rows.quantile(0.5), rows.maximum) == (4, 1, 2)  # 0 1 2 1
+    assert (dense.num_pushes, dense.quantile(0.9), dense.maximum) == (5, 4, 4)  # 0 1 2 1 4
+
+
+def test_answers_say_of_which_version_they_are():
+    server = Server(2)
+    for _ in range(3):
+        server.push_rows(0, [1], 1.0)
+        server.turn()
+    server.push_dense(0, 1.0)
+    deliver = server.lanes.deliver
+    deliver(0, Lane.REQUEST, np.array([1]).view(np.uint8), kind=Kind.PULL_ROWS)
+    deliver(1, Lane.REQUEST, np.array([0, 9]).view(np.uint8), kind=Kind.PULL_DENSE)
+    server.turn()
+    header = server.lanes.server.header
+    assert header(0, Lane.REPLY).version == 3
+    assert header(1, Lane.REPLY).version == 1
+
+
+def test_without_a_bound_no_clock_is_kept():
+    server = Server(1)
+    server.push_rows(0, [1], 1.0)
+    server.turn()
+    assert server.slowest == 0
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_the_clock_of_the_slowest_counts_steps_in_all_lanes(hybrid):
+    server = Server(2, staleness=1, hybrid=hybrid)
+    for worker in (0, 1):
+        server.push_rows(worker, [1], 1.0)
+        server.push_dense(worker, 1.0)
+        assert server.slowest == 0
+        server.turn()
+    assert server.slowest == 1
+    server.push_rows(0, [1], 1.0)
+    server.stop(1)
+    server.turn()
+    assert server.slowest == 1
+    server.push_dense(0, 1.0)
+    server.turn()
+    assert server.slowest == 2
+
+
+def test_a_refused_push_is_a_step_all_the_same():
+    server = Server(1, staleness=0, skip=True, specs=ROWS_ONLY)
+    server.push_rows(0, [1], np.nan)
+    server.turn()
+    assert server.slowest == 1
+
+
+def test_who_pauses_is_not_the_slowest_and_resumes_level_with_the_furthest():
+    server = Server(2, staleness=0, specs=ROWS_ONLY)
+    announce(server, 1, Kind.PAUSE)
+    for _ in range(3):
+        server.push_rows(0, [1], 1.0)
+        server.turn()
+    assert server.slowest == 3
+    announce(server, 0, Kind.PAUSE)
+    for worker in (1, 0):
+        announce(server, worker, Kind.RESUME)
+        assert server.slowest == 3
+    server.push_rows(1, [1], 1.0)
+    server.turn()
+    assert server.slowest == 3
+    server.push_rows(0, [1], 1.0)
+    server.turn()
+    assert server.slowest == 4
+
+
+def test_the_slowest_worker_is_the_one_to_name():
+    server = Server(2, staleness=0, specs=ROWS_ONLY)
+    server.push_rows(0, [1], 1.0)
+    server.turn()
+    assert server.loop._rows.awaited == 1

@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 
+from mpifleet.compose import job_settings
 from mpifleet.errors import ConfigError, NotAvailable
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 
@@ -93,12 +94,44 @@ def test_a_stall_is_reported_before_it_ends_the_job():
 
 
 @pytest.mark.parametrize("k_steps", [-1, 0])
-@pytest.mark.parametrize(("a_sync", "mode"), [(True, "async"), (False, "sync")])
-def test_mode(a_sync, k_steps, mode):
+@pytest.mark.parametrize(
+    ("a_sync", "dense_sync", "mode"),
+    [
+        (True, False, "async"),
+        (True, True, "hybrid"),
+        (False, False, "sync"),
+        (False, True, "sync"),
+    ],
+)
+def test_mode(a_sync, dense_sync, k_steps, mode):
     strategy = DistributedStrategy()
     strategy.a_sync = a_sync
+    strategy.dense_sync = dense_sync
     strategy.a_sync_configs = {"k_steps": k_steps}
     assert strategy.mode == mode
+
+
+def test_a_bound_on_staleness_is_for_async():
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"staleness": 0}
+    expected = r"a_sync_configs\['staleness'\] = 0 with strategy.a_sync = False.*valid: -1, or"
+    with pytest.raises(ConfigError, match=expected):
+        strategy.a_sync = False
+    assert strategy.a_sync
+    strategy.a_sync_configs = {}
+    strategy.a_sync = False
+    with pytest.raises(ConfigError, match=expected):
+        strategy.a_sync_configs = {"staleness": 0}
+    with pytest.raises(ConfigError, match=r"'staleness'\] = -2 is not valid"):
+        strategy.a_sync_configs = {"staleness": -2}
+
+
+def test_what_a_group_does_not_know_is_refused_at_the_start():
+    strategy = DistributedStrategy()
+    strategy.a_sync = False
+    strategy.a_sync_configs.staleness = 3
+    with pytest.raises(ConfigError, match="in sync mode no worker is ever ahead"):
+        job_settings(strategy)
 
 
 def test_mode_of_the_defaults_is_async_and_cannot_be_set():

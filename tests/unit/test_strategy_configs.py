@@ -65,14 +65,15 @@ def test_a_key_is_checked_when_set_in_place():
 
 def test_configs_read_like_a_dict():
     configs = DistributedStrategy().a_sync_configs
-    assert dict(configs) == GROUPS["a_sync_configs"]
-    assert list(configs) == list(GROUPS["a_sync_configs"])
-    assert len(configs) == 12
-    assert configs == GROUPS["a_sync_configs"]
+    expected = {**GROUPS["a_sync_configs"], "staleness": -1}
+    assert dict(configs) == expected
+    assert list(configs) == list(expected)
+    assert len(configs) == 13
+    assert configs == expected
     assert configs != {"k_steps": -1}
     assert "k_steps" in configs
     assert configs.get("nothing", 3) == 3
-    assert ast.literal_eval(repr(configs)) == GROUPS["a_sync_configs"]
+    assert ast.literal_eval(repr(configs)) == expected
     with pytest.raises(KeyError):
         configs["nothing"]
 

@@ -12,7 +12,8 @@ from mpifleet.errors import ConfigError, NotAvailable
 from mpifleet.strategy import DistributedStrategy, ExecutionStrategy
 from mpifleet.strategy_fields import Field, FieldGroup, Nested, Status
 from mpifleet.strategy_table import FieldRow, field_rows, markdown_table
-from tests.oracles.fleet_defaults import GROUPS, SWITCHED_OFF, TOP_LEVEL
+from tests.oracles.fleet_defaults import GROUPS as FLEETS_GROUPS
+from tests.oracles.fleet_defaults import SWITCHED_OFF, TOP_LEVEL
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategy.md"
 
@@ -22,8 +23,11 @@ OWN = {
     "stall_report_s": 60.0,
     "stall_end_s": 600.0,
     "pull_ahead": 0,
+    "dense_sync": False,
     "mailbox_mib": 192,
 }
+A_SYNC_CONFIGS = {**FLEETS_GROUPS["a_sync_configs"], "staleness": -1}
+GROUPS = {**FLEETS_GROUPS, "a_sync_configs": A_SYNC_CONFIGS}
 WRONG_TYPE = {
     "bool": 1,
     "int": 1.5,
@@ -102,7 +106,7 @@ def test_only_parameter_server_fields_work():
         for group, _, field in every_field()
         if field.status is Status.WORKS
     }
-    assert working == {"a_sync", "a_sync_configs.k_steps", *OWN}
+    assert working == {"a_sync", "a_sync_configs.k_steps", "a_sync_configs.staleness", *OWN}
 
 
 # -- every field is checked ----------------------------------------------------------------------
