@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,16 @@ class AdamTerms(SgdTerms):
     beta2: float
     eps: float
     decoupled: bool
+
+    @property
+    def step_size(self) -> float:
+        """The rate with the correction of the first average."""
+        return self.lr / (1.0 - self.beta1**self.step)
+
+    @property
+    def root_correction2(self) -> float:
+        """Root of the correction of the second average."""
+        return math.sqrt(1.0 - self.beta2**self.step)
 
 
 class Kernels(Protocol):
@@ -103,15 +114,14 @@ class PlainKernels:
         for v, g, s, one, two in _blocks(values, grads, total, scratches=2):
             d = _gradient(v, g, one, terms.weight_decay, terms.maximize)
             s.add_(torch.mul(d, d, out=two))
-            torch.sqrt(s, out=two).add_(terms.eps)
+            _root(s, two).add_(terms.eps)
             v.sub_(torch.mul(d, terms.lr, out=one).div_(two))
 
     def adam(
         self, values: Tensor, grads: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, terms: AdamTerms
     ) -> None:
         """Update values and both averages."""
-        step_size = terms.lr / (1.0 - terms.beta1**terms.step)
-        root_correction2 = math.sqrt(1.0 - terms.beta2**terms.step)
+        step_size, root_correction2 = terms.step_size, terms.root_correction2
         weight_decay = 0.0 if terms.decoupled else terms.weight_decay
         for v, g, m, s, one, two in _blocks(values, grads, exp_avg, exp_avg_sq, scratches=2):
             if terms.decoupled:
@@ -119,7 +129,7 @@ class PlainKernels:
             d = _gradient(v, g, one, weight_decay, terms.maximize)
             m.add_(torch.sub(d, m, out=two).mul_(1.0 - terms.beta1))
             s.mul_(terms.beta2).add_(torch.mul(d, d, out=two).mul_(1.0 - terms.beta2))
-            torch.sqrt(s, out=two).div_(root_correction2).add_(terms.eps)
+            _root(s, two).div_(root_correction2).add_(terms.eps)
             v.sub_(torch.div(m, two, out=one).mul_(step_size))
 
 
@@ -129,6 +139,12 @@ def _blocks(*tensors: Tensor, scratches: int) -> Iterator[tuple[Tensor, ...]]:
     for first in range(0, size, _BLOCK_ELEMENTS):
         last = min(first + _BLOCK_ELEMENTS, size)
         yield (*(tensor[first:last] for tensor in tensors), *scratch[:, : last - first])
+
+
+def _root(squares: Tensor, out: Tensor) -> Tensor:
+    """The nearest number to each root. torch.sqrt may be one unit off where it goes through MKL."""
+    np.sqrt(squares.numpy(), out=out.numpy())
+    return out
 
 
 def _gradient(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifleet.partition import chunks, row_chunk
+from mpifleet.partition import chunks
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
-from mpifleet.ps.row_copy import put_rows
+from mpifleet.ps.row_copy import gather_rows, write_rows
 from mpifleet.ps.spec import ParamSpec, ShardLayout
 from mpifleet.ps.update_rules import UpdateRule, make_rule
 
@@ -67,6 +67,15 @@ class Shard:
             for parts in zip(self._sparse_rules, self._rows, sparse_hypers, strict=True)
         ]
 
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Have everything compiled before the first push waits for it."""
+        none = np.empty(0, np.int64)
+        for table, rows in enumerate(self._rows):
+            rule, state = self._sparse_rules[table], self.sparse_state[table]
+            rule.update_rows(rows, none, rows[:0], state, 1, self._sparse_hypers[table])
+
     def forget_dense(self, table: int) -> None:
         """Let a dense table's optimizer state start anew."""
         self.dense_steps[table][:] = 0
@@ -116,14 +125,7 @@ class Shard:
 
     def gather(self, table: int, rows: np.ndarray, out: np.ndarray) -> None:
         """out[i] = row rows[i] of a sparse table; rows int64 [n], out [n, dim]. O(bytes moved)."""
-        self._gather(self._rows[table], torch.from_numpy(rows), torch.from_numpy(out))
-
-    def _gather(self, rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        size = row_chunk(rows.shape[1] * rows.itemsize)
-        for chunk, target in zip(index.split(size), out.split(size), strict=True):
-            torch.index_select(rows, 0, chunk, out=target)
-            self.breathe()
-        return out
+        gather_rows(self._rows[table], rows, self.breathe, torch.from_numpy(out))
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -167,33 +169,14 @@ class Shard:
                 self._apply_rows(table, gradient.rows[start:stop], grads, gradient.hyper)
 
     def _apply_rows(
-        self, table: int, numbers: np.ndarray, grads: torch.Tensor, hyper: np.ndarray
+        self, table: int, rows: np.ndarray, grads: torch.Tensor, hyper: np.ndarray
     ) -> None:
-        rows = torch.from_numpy(numbers)
-        rule, values = self._sparse_rules[table], self._rows[table]
         # This process is the only writer: everything but the last copy happens outside the lock.
-        touched = self._gather(values, rows, torch.empty_like(grads))
-        slots = self.sparse_state[table]
-        state = {slot: self._gather(s, rows, torch.empty_like(grads)) for slot, s in slots.items()}
-        rule.apply_rows(touched, grads, state, int(self.sparse_steps[table]), hyper)
-        self.breathe()
-        self._write(values, numbers, touched, self._exclusive)
-        for slot, changed in state.items():
-            self._write(slots[slot], numbers, changed, nullcontext)
-
-    def _write(
-        self,
-        rows: torch.Tensor,
-        numbers: np.ndarray,
-        changed: torch.Tensor,
-        lock: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        size = row_chunk(rows.shape[1] * rows.itemsize)
-        for start in range(0, numbers.size, size):
-            part = slice(start, start + size)
-            with lock():
-                put_rows(rows.numpy(), numbers[part], changed[part].numpy())
-            self.breathe()
+        values, state = self._rows[table], self.sparse_state[table]
+        step = int(self.sparse_steps[table])
+        rule = self._sparse_rules[table]
+        changed = rule.update_rows(values, rows, grads, state, step, hyper, self.breathe)
+        write_rows(values, rows, changed, self.breathe, self._exclusive)
 
 
 def _new_state(rule: UpdateRule, values: torch.Tensor, hyper: np.ndarray) -> State:

@@ -24,9 +24,9 @@ when tensors are cut into slices (see rule_kernels.py).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -34,7 +34,10 @@ import torch
 from torch import Tensor
 
 from mpifleet.errors import ConfigError, TableError
+from mpifleet.partition import row_chunk
+from mpifleet.ps.compiled_rows import CompiledRows
 from mpifleet.ps.fused_kernels import FusedKernels
+from mpifleet.ps.row_copy import gather_rows, write_rows
 from mpifleet.ps.rule_kernels import (
     AdagradTerms,
     AdamTerms,
@@ -64,18 +67,6 @@ __all__ = [
 Hyper = np.ndarray | Sequence[float]
 
 
-@dataclass(frozen=True)
-class _Update:
-    """One checked update: flat tensors, 1-based step, hyper-parameters in their slots."""
-
-    values: Tensor
-    grads: Tensor
-    state: dict[str, Tensor]
-    step: int
-    hyper: Sequence[float]
-    lazy: bool
-
-
 class UpdateRule:
     """One update rule; holds no table data, so one instance serves every table of its spec.
 
@@ -103,7 +94,8 @@ class UpdateRule:
         """
         self._check(values, grads, state, step, dims=1)
         if values.numel():
-            self._apply(_Update(values, grads, state, step, _floats(hyper), lazy=False))
+            terms = self._terms(step, _floats(hyper), lazy=False)
+            _apply(self._kernels, terms, values, grads, [state[slot] for slot in self.slots])
 
     def apply_rows(
         self, rows: Tensor, grads: Tensor, state: dict[str, Tensor], step: int, hyper: Hyper
@@ -115,11 +107,48 @@ class UpdateRule:
         """
         self._check(rows, grads, state, step, dims=2)
         if rows.numel():
-            flat = {slot: state[slot].view(-1) for slot in self.slots}
-            flat_rows, flat_grads = rows.view(-1), grads.view(-1)
-            self._apply(_Update(flat_rows, flat_grads, flat, step, _floats(hyper), lazy=True))
+            flat = [state[slot].view(-1) for slot in self.slots]
+            terms = self._terms(step, _floats(hyper), lazy=True)
+            _apply(PLAIN, terms, rows.view(-1), grads.view(-1), flat)
 
-    def _apply(self, update: _Update) -> None:
+    def update_rows(
+        self,
+        values: Tensor,
+        rows: np.ndarray,
+        grads: Tensor,
+        state: dict[str, Tensor],
+        step: int,
+        hyper: Hyper,
+        breathe: Callable[[], None] = lambda: None,
+    ) -> Tensor:
+        """New values of these rows of a table, [n, dim]; their state is updated in place.
+
+        As apply_rows on gathered rows, to the last bit; compiled where numba is installed.
+        values, state: [num_rows, dim] contiguous, only read and written at `rows` int64 [n],
+        distinct; grads: [n, dim].  breathe: called between slices of the work.
+        """
+        compiled = compiled_rows()
+        if compiled is not None:
+            terms = self._terms(step, _floats(hyper), lazy=True)
+            slots = [state[slot].numpy() for slot in self.slots]
+            out = torch.empty_like(grads)
+            size = row_chunk(grads.shape[1] * grads.itemsize)
+            for start in range(0, max(rows.size, 1), size):
+                part = slice(start, start + size)
+                into = out[part].numpy()
+                compiled.update(terms, values.numpy(), slots, rows[part], grads[part].numpy(), into)
+                breathe()
+            return out
+        touched = gather_rows(values, rows, breathe)
+        gathered = {slot: gather_rows(state[slot], rows, breathe) for slot in self.slots}
+        self.apply_rows(touched, grads, gathered, step, hyper)
+        breathe()
+        for slot, new in gathered.items():
+            write_rows(state[slot], rows, new, breathe)
+        return touched
+
+    def _terms(self, step: int, hyper: Sequence[float], lazy: bool) -> SgdTerms:
+        """The scalars of one step."""
         raise NotImplementedError
 
     def _check(
@@ -147,33 +176,27 @@ class UpdateRule:
 
 
 class _Sgd(UpdateRule):
-    def _apply(self, update: _Update) -> None:
-        lr, weight_decay = update.hyper[:2]
-        self._kernels.sgd(
-            update.values, update.grads, SgdTerms(lr, weight_decay, self.spec.maximize)
-        )
+    def _terms(self, step: int, hyper: Sequence[float], lazy: bool) -> SgdTerms:
+        del step, lazy
+        return SgdTerms(hyper[0], hyper[1], self.spec.maximize)
 
 
 class _Momentum(UpdateRule):
     slots = ("momentum_buffer",)
 
-    def _apply(self, update: _Update) -> None:
-        lr, weight_decay, momentum, dampening = update.hyper[:4]
-        maximize = self.spec.maximize
+    def _terms(self, step: int, hyper: Sequence[float], lazy: bool) -> SgdTerms:
+        lr, weight_decay, momentum, dampening = hyper[:4]
         if momentum == 0.0:  # a schedule cycled it to 0: torch then leaves the buffer alone
-            self._kernels.sgd(update.values, update.grads, SgdTerms(lr, weight_decay, maximize))
-            return
-        terms = MomentumTerms(
+            return SgdTerms(lr, weight_decay, self.spec.maximize)
+        return MomentumTerms(
             lr,
             weight_decay,
-            maximize,
+            self.spec.maximize,
             momentum=momentum,
             dampening=dampening,
             nesterov=self.spec.nesterov,
-            first=update.step == 1 and not update.lazy,
+            first=step == 1 and not lazy,
         )
-        buf = update.state["momentum_buffer"]
-        self._kernels.momentum(update.values, update.grads, buf, terms)
 
 
 class _Adagrad(UpdateRule):
@@ -182,35 +205,33 @@ class _Adagrad(UpdateRule):
     def initial_state(self, hyper: Hyper) -> dict[str, float]:
         return {"sum": float(hyper[4])}
 
-    def _apply(self, update: _Update) -> None:
-        lr, weight_decay, lr_decay, eps = update.hyper[:4]
-        decayed_lr = lr / (1.0 + (update.step - 1) * lr_decay)
-        terms = AdagradTerms(decayed_lr, weight_decay, self.spec.maximize, eps=eps)
-        self._kernels.adagrad(update.values, update.grads, update.state["sum"], terms)
+    def _terms(self, step: int, hyper: Sequence[float], lazy: bool) -> SgdTerms:
+        del lazy
+        lr, weight_decay, lr_decay, eps = hyper[:4]
+        decayed_lr = lr / (1.0 + (step - 1) * lr_decay)
+        return AdagradTerms(decayed_lr, weight_decay, self.spec.maximize, eps=eps)
 
 
 class _Adam(UpdateRule):
     slots = ("exp_avg", "exp_avg_sq")
 
-    def _apply(self, update: _Update) -> None:
-        lr, weight_decay, beta1, beta2, eps = update.hyper[:5]
+    def _terms(self, step: int, hyper: Sequence[float], lazy: bool) -> SgdTerms:
+        lr, weight_decay, beta1, beta2, eps = hyper[:5]
         decoupled = self.spec.name == "adamw"
-        if update.lazy and not decoupled:
+        if lazy and not decoupled:
             # SparseAdam: a*m*r/(sqrt(s) + eps) with r = sqrt(1 - beta2^t) is Adam's
             # a*m/(sqrt(s)/r + eps/r).
-            eps /= math.sqrt(1.0 - beta2**update.step)
-        terms = AdamTerms(
+            eps /= math.sqrt(1.0 - beta2**step)
+        return AdamTerms(
             lr,
             weight_decay,
             self.spec.maximize,
-            step=update.step,
+            step=step,
             beta1=beta1,
             beta2=beta2,
             eps=eps,
             decoupled=decoupled,
         )
-        exp_avg, exp_avg_sq = (update.state[slot] for slot in self.slots)
-        self._kernels.adam(update.values, update.grads, exp_avg, exp_avg_sq, terms)
 
 
 _RULES: dict[str, type[UpdateRule]] = {
@@ -242,6 +263,32 @@ def _kernels(fused: bool | None) -> Kernels:
                 f"torch {torch.__version__} has no fused optimizer kernels: {cause}"
             ) from cause
         return PlainKernels()
+
+
+def _apply(
+    kernels: Kernels, terms: SgdTerms, values: Tensor, grads: Tensor, state: Sequence[Tensor]
+) -> None:
+    """One step on flat tensors."""
+    if isinstance(terms, AdamTerms):
+        kernels.adam(values, grads, state[0], state[1], terms)
+    elif isinstance(terms, AdagradTerms):
+        kernels.adagrad(values, grads, state[0], terms)
+    elif isinstance(terms, MomentumTerms):
+        kernels.momentum(values, grads, state[0], terms)
+    else:
+        kernels.sgd(values, grads, terms)
+
+
+@functools.cache
+def compiled_rows() -> CompiledRows | None:
+    """Compiled row updates; None without numba. The bits are the same."""
+    try:
+        return CompiledRows()
+    except ImportError:
+        return None
+
+
+PLAIN = PlainKernels()
 
 
 def _floats(hyper: Hyper) -> list[float]:

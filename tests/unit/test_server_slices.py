@@ -6,6 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifleet import partition
+from mpifleet.ps import update_rules
 from mpifleet.ps.assembler import Assembler
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.merge import RowsMerger
@@ -98,6 +99,12 @@ def test_a_large_dense_push(sync):
     assert server.breaths >= 3 * DENSE_SIZE * 4 // CHUNK_BYTES, "checked, applied and published"
 
 
+@pytest.fixture
+def _without_numba(monkeypatch):
+    monkeypatch.setattr(update_rules, "compiled_rows", lambda: None)
+
+
+@pytest.mark.usefixtures("_without_numba")
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_push_of_many_rows(sync):
     server = Sliced(2, sync=sync)
@@ -107,6 +114,25 @@ def test_a_push_of_many_rows(sync):
     assert 0 < largest.rows <= CHUNK_ROWS
     assert 0 < largest.elements <= CHUNK_BYTES // 4
     assert server.breaths >= 6 * rows.size // CHUNK_ROWS, "three arrays are read and written"
+
+
+def test_a_push_of_many_rows_to_compiled_code(monkeypatch):
+    pytest.importorskip("numba")
+    compiled, sizes = update_rules.compiled_rows(), []
+    update = compiled.update
+
+    def counted(terms, values, state, rows, *more):
+        sizes.append(rows.size)
+        update(terms, values, state, rows, *more)
+
+    monkeypatch.setattr(compiled, "update", counted)
+    server = Sliced(2, sync=False)
+    rows, values = np.arange(0, NUM_ROWS, 2), np.full((NUM_ROWS // 2, DIM), 0.5, np.float32)
+    server.deliver(Lane.ROWS, rows_arrays(HYPERS["adam"][None], [rows], [values], [rows.size]))
+    server.serve()
+    assert sum(sizes) == 2 * rows.size
+    assert max(sizes) <= CHUNK_ROWS
+    assert server.breaths >= 4 * rows.size // CHUNK_ROWS, "updated and written, for two workers"
 
 
 def test_a_served_pull_of_many_rows():
