@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 OLDEST_PYTHON = (3, 10)
 INSTALL_LIMIT_S = 900.0
 TORCH_SIZE = (
-    "PyTorch comes next: its default wheel for Linux carries CUDA, about 5 GB; PyTorch's CPU build, "
+    "PyTorch is next: its default wheel for Linux carries CUDA, about 5 GB; PyTorch's CPU build, "
     "about 1 GB, comes by PIP_EXTRA_INDEX_URL or pip's settings (see its installation page)"
 )
 

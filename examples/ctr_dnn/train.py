@@ -4,7 +4,7 @@ The same script in one process or as an MPI job:
 
     python train.py
     mpifleet run --server_num 1 --worker_num 2 train.py
-    mpirun -n 3 python train.py
+    mpirun -n 3 --oversubscribe python train.py
     srun -n 3 python train.py
 """
 
