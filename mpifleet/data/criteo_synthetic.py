@@ -191,8 +191,7 @@ def _decimal_digits(
     return digits, shown
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: write a data set and say where the time goes."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpifleet.data.criteo_synthetic",
         description="Write files in the Criteo text format with clicks from a known teacher.",
@@ -208,6 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"{meaning} (default: %(default)s)"
         parser.add_argument(option, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--out", required=True, metavar="DIR", help="gets train/ and test/")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line: write a data set and say where the time goes."""
+    parser = _parser()
     options = parser.parse_args(argv)
     total, start = options.rows + options.test_rows, time.monotonic()
 
