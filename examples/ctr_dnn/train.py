@@ -81,6 +81,8 @@ def train_epoch(
         batches = itertools.islice(batches, sum(1 for _ in deal(limited, share)))
         at_most = len(limited) * args.batch_size
         total = at_most if total is None else min(at_most, total)
+    if clicks.is_exact:
+        at_most = total
     progress = TrainProgress(
         f"epoch {epoch}", total, share.count, fleet.is_first_worker(), optimizer.clock, at_most
     )
