@@ -231,7 +231,7 @@ class Session:
         split = exchange.clock.split()
         exchange.finish()
         if split.steps and (self.roles is None or self.roles.index == 0):
-            get_logger().info("%d steps of this worker; %s", split.steps, split.text())
+            get_logger().info("%s", split.summary())
 
     def save(self, directory: Path) -> None:
         """See Persistables."""

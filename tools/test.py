@@ -29,7 +29,9 @@ LANES = 2
 def parser() -> argparse.ArgumentParser:
     """The command line of this program."""
     result = argparse.ArgumentParser(prog="python3 -m tools.test", description=__doc__)
-    result.add_argument("--only", default=",".join(KINDS), help="kinds of parts, by commas")
+    result.add_argument(
+        "--only", default=",".join(KINDS), help="kinds of parts, by commas (default: %(default)s)"
+    )
     result.add_argument("--mpi", choices=MPIS, help="parts of this MPI alone")
     result.add_argument("--ranks", type=int, choices=RANK_COUNTS, help="this world size alone")
     result.add_argument("--list", action="store_true", help="print the parts and stop")

@@ -13,6 +13,10 @@ from tools.processes import environment, run
 ROOT = Path(__file__).parents[1]
 OLDEST_PYTHON = (3, 10)
 INSTALL_LIMIT_S = 900.0
+TORCH_SIZE = (
+    "PyTorch is next: its default wheel for Linux carries CUDA, about 5 GB; PyTorch's CPU build, "
+    "about 1 GB, comes by PIP_EXTRA_INDEX_URL or pip's settings (see its installation page)"
+)
 
 
 class SetUpError(RuntimeError):
@@ -32,6 +36,8 @@ def prepare(name: str, extras: str, check: str) -> Path:
         return venv
     print(f"preparing {venv.relative_to(ROOT)}", flush=True)
     pip = _make(venv)
+    if _failure(venv, "import torch"):
+        print(TORCH_SIZE, flush=True)
     target = f"{ROOT}[{extras}]" if extras else str(ROOT)
     install(pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", target)
     if failure := _failure(venv, check):

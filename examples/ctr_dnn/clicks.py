@@ -33,6 +33,9 @@ class Share(NamedTuple):
 class Clicks(Protocol):
     """Training and held-out samples."""
 
+    is_exact: bool
+    """Whether num_train() is the very number."""
+
     def num_train(self) -> int | None:
         """Training samples of all workers in an epoch, about; None if that cannot be told."""
 
@@ -68,6 +71,8 @@ def open_clicks(data: str, directory: Path, seed: int) -> Clicks:
 class InMemory:
     """Whole arrays, in a new order every epoch."""
 
+    is_exact = True
+
     def __init__(self, samples: movielens.MovieLens, seed: int) -> None:
         if samples.num_ids > TABLE_ROWS["movielens"]:
             raise DataError(f"{samples.num_ids} ids; the table has {TABLE_ROWS['movielens']} rows")
@@ -93,6 +98,8 @@ class InMemory:
 
 class InFiles:
     """Criteo text, read ahead of training in a thread."""
+
+    is_exact = False
 
     def __init__(self, train_files: Sequence[str], test_files: Sequence[str]) -> None:
         self._train_files = train_files

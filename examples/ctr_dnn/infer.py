@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clicks import Share, open_clicks, prepare
-from job import add_options, auc_line, build, data_dir
+from clicks import TABLE_ROWS, Share, open_clicks, prepare
+from job import TABLE, add_options, auc_line, build, data_dir
 
 from mpifleet import fleet
+from mpifleet.checkpoint import open_checkpoint
+from mpifleet.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fleet.is_server():
         fleet.run_server()
         return 0
+    check_fits(args)
     fleet.init_worker()
     fleet.load_persistables(args.load)
     clicks = open_clicks(args.data, data_dir(args), args.seed)
@@ -35,6 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line, flush=True)
     fleet.stop_worker()
     return 0
+
+
+def check_fits(args: argparse.Namespace) -> None:
+    """Say which --data would fit where the checkpoint's table has another size."""
+    with open_checkpoint(args.load) as checkpoint:
+        num_rows = checkpoint.sparse(TABLE).num_rows
+    if num_rows != TABLE_ROWS[args.data]:
+        fitting = " or ".join(data for data, rows in TABLE_ROWS.items() if rows == num_rows)
+        raise ConfigError(
+            f"{args.load} was not trained with --data {args.data}: its table has {num_rows:,} rows "
+            f"instead of {TABLE_ROWS[args.data]:,}; use --data {fitting or 'as in training'}"
+        )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

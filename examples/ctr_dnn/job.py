@@ -14,6 +14,7 @@ from mpifleet.data.samples import Samples
 from mpifleet.metrics import AUC
 from mpifleet.models.ctr_dnn import CTRDNN
 
+TABLE = "slots"
 DIM = 10
 INIT_SCALE = 0.01  # rows start small: a value seen twice must not outweigh one seen often
 
@@ -51,7 +52,7 @@ def build(
 ) -> tuple[CTRDNN, torch.optim.Optimizer]:
     """The model and its optimizer, the same on every rank."""
     torch.manual_seed(args.seed)
-    table = fleet.SparseEmbedding("slots", TABLE_ROWS[args.data], DIM, scale=INIT_SCALE)
+    table = fleet.SparseEmbedding(TABLE, TABLE_ROWS[args.data], DIM, scale=INIT_SCALE)
     model = CTRDNN(table, dim=DIM)
     optimizer = torch.optim.Adam(model.parameters(), lr)
     return model, fleet.distributed_optimizer(optimizer, strategy, model=model)

@@ -4,7 +4,7 @@ The same script in one process or as an MPI job:
 
     python train.py
     mpifleet run --server_num 1 --worker_num 2 train.py
-    mpirun -n 3 python train.py
+    mpirun -n 3 --oversubscribe python train.py
     srun -n 3 python train.py
 """
 
@@ -14,16 +14,20 @@ import argparse
 import itertools
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from clicks import Clicks, Share, open_clicks, prepare
+from clicks import Clicks, Share, deal, open_clicks, prepare
 from job import add_options, auc_line, build, data_dir, tensors
 
 from mpifleet import fleet
+from mpifleet.errors import ConfigError
 from mpifleet.models.ctr_dnn import CTRDNN
 from mpifleet.progress import TrainProgress
+
+LOOK_EVERY_STEPS = 20  # the loss: looking at it waits for the computation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fleet.is_server():
         fleet.run_server()
         return 0
+    if args.save is not None and fleet.is_first_worker():
+        check_writable(args.save)
     fleet.init_worker()
 
     share = Share(fleet.worker_index(), fleet.worker_num())
@@ -69,14 +75,18 @@ def train_epoch(
 ) -> None:
     """One pass over this worker's share."""
     batches = clicks.train(epoch, args.batch_size, share)
-    total = clicks.num_train()
+    total, at_most = clicks.num_train(), None
     if args.limit is not None:
-        steps = max(args.limit // (args.batch_size * share.count), 1)
-        batches = itertools.islice(batches, steps)
-        total = steps * args.batch_size * share.count
+        limited = range(math.ceil(args.limit / args.batch_size))
+        batches = itertools.islice(batches, sum(1 for _ in deal(limited, share)))
+        at_most = len(limited) * args.batch_size
+        total = at_most if total is None else min(at_most, total)
+    if clicks.is_exact:
+        at_most = total
     progress = TrainProgress(
-        f"epoch {epoch}", total, share.count, fleet.is_first_worker(), optimizer.clock
+        f"epoch {epoch}", total, share.count, fleet.is_first_worker(), optimizer.clock, at_most
     )
+    losses = []
     batches = fleet.pull_ahead(batches, lambda b: {model.embedding: torch.from_numpy(b.ids)})
     for step, batch in enumerate(progress.over(batches, lambda b: b.num_samples)):
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
@@ -84,8 +94,20 @@ def train_epoch(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 20 == 0:
-            progress.loss = loss.item()
+        losses.append(loss.detach())
+        if step % LOOK_EVERY_STEPS == 0:
+            progress.loss = torch.stack(losses).mean().item()  # since the last look
+            losses.clear()
+
+
+def check_writable(directory: Path) -> None:
+    """Make the directory of a checkpoint: better refused now than after training."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--save {directory}: cannot write there: {error.strerror}") from error
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -112,7 +134,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--limit",
         type=_count,
         metavar="N",
-        help="samples per epoch, of all workers together (default: all)",
+        help="samples per epoch, of all workers together; the last batch is whole, so that up to "
+        "--batch-size - 1 more may be trained (default: all)",
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
     return parser.parse_args(argv)

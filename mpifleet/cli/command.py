@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from mpifleet.errors import ConfigError
 from mpifleet.launchenv import (
@@ -153,6 +154,14 @@ def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Environment and command as one line that a shell would take."""
     assignments = [f"{name}={shlex.quote(environment[name])}" for name in sorted(environment)]
     return " ".join([*assignments, shlex.join(command)])
+
+
+def brief(launcher: Launcher, job: Job) -> str:
+    """The command in short, for a person: no environment, programs without their folders."""
+    words = command_line(launcher, job, [])
+    for position in (0, len(words) - len(job.program)):
+        words[position] = PurePath(words[position]).name
+    return shlex.join(words)
 
 
 def cpus_of_allocation(environ: Mapping[str, str]) -> tuple[int, ...]:

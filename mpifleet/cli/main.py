@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mpifleet._version import __version__
 from mpifleet.cli import run
 from mpifleet.errors import FleetError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses an unknown option itself: a subcommand then shows its own usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mpifleet",
         description="MPI-native PyTorch training.",
         epilog=f"example: {run.EXAMPLE}",

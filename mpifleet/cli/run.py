@@ -14,6 +14,7 @@ from typing import Any
 from mpifleet.cli.command import (
     Job,
     Launcher,
+    brief,
     command_line,
     cpus_of_allocation,
     job_environment,
@@ -24,6 +25,7 @@ from mpifleet.errors import ConfigError, LaunchError
 from mpifleet.launchenv import read_launch_env, whole_number
 
 NUM_NODES = "SLURM_JOB_NUM_NODES"
+OPTIONS = ("--server_num", "--worker_num", "--log_dir", "--dry-run", "--verbose")
 EXAMPLE = "mpifleet run --server_num 1 --worker_num 2 train.py --epochs 3"
 
 
@@ -37,6 +39,16 @@ def add_parser(commands: Any) -> None:
         "Its exit status is the job's.",
         epilog=f"example: {EXAMPLE}",
     )
+    _add_options(parser)
+    parser.add_argument("script", metavar="train.py", help="the training script")
+    rest = parser.add_argument(
+        "args", nargs=argparse.REMAINDER, help="all that follows goes to the script"
+    )
+    rest.required = False  # as the usage says; older Pythons call a remainder required
+    parser.set_defaults(call=call)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server_num",
         type=int,
@@ -58,13 +70,14 @@ def add_parser(commands: Any) -> None:
         help="write each rank's output to D/serverlog.N and D/workerlog.N; only rank 0's also "
         "comes to the terminal (default: all output comes to the terminal)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only print the command")
-    parser.add_argument("--verbose", action="store_true", help="say how the command was chosen")
-    parser.add_argument("script", metavar="train.py", help="the training script")
     parser.add_argument(
-        "args", nargs=argparse.REMAINDER, help="all that follows goes to the script"
+        "--dry-run", action="store_true", help="only print the whole command, with its environment"
     )
-    parser.set_defaults(call=call)
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the whole command, with its environment, and how it was chosen",
+    )
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -88,13 +101,8 @@ def call(arguments: argparse.Namespace) -> int:
     launcher = find_launcher(environ)
     added = job_environment(launcher, job, environ)
     command = command_line(launcher, job, sorted(added))
-    if arguments.verbose:
-        print(
-            f"mpifleet: launcher {launcher.kind} {launcher.version or '(version unknown)'}; "
-            f"{job.ranks} ranks on {job.nodes} node(s) with {job.cores} core(s) here",
-            file=sys.stderr,
-        )
-    print(f"mpifleet: {shown(command, added)}", file=sys.stderr, flush=True)
+    whole = arguments.dry_run or arguments.verbose
+    _announce(arguments, launcher, job, shown(command, added) if whole else brief(launcher, job))
     if arguments.dry_run:
         return 0
     if job.log_dir is not None:
@@ -106,6 +114,22 @@ def call(arguments: argparse.Namespace) -> int:
     from mpifleet.cli import supervise
 
     return supervise.run(command, {**environ, **added}, launcher.kind == "srun", role_names(job))
+
+
+def _announce(arguments: argparse.Namespace, launcher: Launcher, job: Job, command: str) -> None:
+    lines = []
+    if arguments.verbose:
+        lines.append(
+            f"launcher {launcher.kind} {launcher.version or '(version unknown)'}; "
+            f"{job.ranks} ranks on {job.nodes} node(s) with {job.cores} core(s) here"
+        )
+    after = dict.fromkeys(word.partition("=")[0] for word in arguments.args)
+    if misplaced := ", ".join(name for name in after if name in OPTIONS):
+        lines.append(
+            f"{misplaced} goes to {arguments.script}: options of mpifleet run go before the script"
+        )
+    for line in (*lines, command):
+        print(f"mpifleet: {line}", file=sys.stderr, flush=True)
 
 
 def role_names(job: Job) -> list[str]:

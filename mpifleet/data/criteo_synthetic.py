@@ -191,19 +191,28 @@ def _decimal_digits(
     return digits, shown
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: write a data set and say where the time goes."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpifleet.data.criteo_synthetic",
         description="Write files in the Criteo text format with clicks from a known teacher.",
         epilog="example: python -m mpifleet.data.criteo_synthetic"
         " --rows 100000 --files 4 --seed 0 --out .data/criteo-synthetic",
     )
-    parser.add_argument("--rows", type=int, default=200_000, help="training rows in all files")
-    parser.add_argument("--test-rows", type=int, default=20_000, help="held-out rows")
-    parser.add_argument("--files", type=int, default=4, help="number of training files")
-    parser.add_argument("--seed", type=int, default=0)
+    for option, default, meaning in (
+        ("--rows", 200_000, "training rows in all files"),
+        ("--test-rows", 20_000, "held-out rows"),
+        ("--files", 4, "number of training files"),
+        ("--seed", 0, "of rows and teacher"),
+    ):
+        text = f"{meaning} (default: %(default)s)"
+        parser.add_argument(option, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--out", required=True, metavar="DIR", help="gets train/ and test/")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line: write a data set and say where the time goes."""
+    parser = _parser()
     options = parser.parse_args(argv)
     total, start = options.rows + options.test_rows, time.monotonic()
 

@@ -1,5 +1,6 @@
 """The command line and environment of `mpifleet run`, for every launcher."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from mpifleet.cli import main as cli
 from mpifleet.cli.command import (
     Job,
     Launcher,
+    brief,
     command_line,
     cpus_of_allocation,
     job_environment,
@@ -19,6 +21,7 @@ from mpifleet.cli.command import (
     shown,
 )
 from mpifleet.errors import ConfigError, LaunchError
+from tests.python_process import run_python
 
 PROGRAM = ("/env/bin/python", "-u", "train.py", "--epochs", "2")
 EXPORTED = ["MPIFLEET_SERVER_NUM", "OMP_NUM_THREADS", "OMPI_MCA_osc"]
@@ -165,6 +168,86 @@ def test_a_rank_does_not_launch_again():
         run.find_launcher({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
 
 
+@pytest.mark.parametrize("launcher", GOLDEN, ids=lambda launcher: launcher.path + launcher.version)
+def test_the_first_line_is_short_and_shows_the_program(launcher):
+    job = Job(1, 2, ("/a/long/way/to/python", "-u", "my train.py", "--epochs", "2"))
+    line = brief(launcher, job)
+    assert line.startswith(f"{Path(launcher.path).name} ")
+    assert line.endswith(" python -u 'my train.py' --epochs 2")
+    assert not {"-x", "/"} & set(line.split())
+    assert len(line) <= 120
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Does not start a job; gives a script, and what would have been started."""
+    calls = []
+    monkeypatch.setattr(run, "find_launcher", lambda _environ: OPENMPI_4)
+    monkeypatch.setattr(
+        "mpifleet.cli.supervise.run", lambda command, *_: calls.append(command) or 0
+    )
+    script = tmp_path / "train.py"
+    script.touch()
+    return str(script), calls
+
+
+def test_environment_is_printed_on_request(started, capsys):
+    script, calls = started
+    assert cli.main(["run", script, "--epochs", "2"]) == 0
+    short = capsys.readouterr().err
+    assert short.count("\n") == 1
+    assert "=" not in short
+    assert short.endswith(f"{script} --epochs 2\n")
+    assert "-x" in calls[0], "what is started has its environment"
+    assert cli.main(["run", "--verbose", script, "--epochs", "2"]) == 0
+    assert "MPIFLEET_SERVER_NUM=1 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--log_dir x", "--log_dir=x", "--server_num 2", "--dry-run"])
+def test_an_own_option_after_the_script_gets_a_hint(started, capsys, option):
+    script, _ = started
+    assert cli.main(["run", script, "--epochs", "2", *option.split()]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    name = option.split("=")[0].split()[0]
+    words = f"mpifleet: {name} goes to {script}: options of mpifleet run go before the script"
+    assert lines[0] == words
+    assert len(lines) == 2
+
+
+def test_every_option_has_the_hint(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert {*options} == {*run.OPTIONS, "--help"}
+
+
+def test_the_scripts_own_options_get_no_hint(started, capsys):
+    script, _ = started
+    assert cli.main(["run", script, "--epochs", "2", "--help"]) == 0
+    assert "go before" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: train.py\n"),
+        (["--bogus", __file__], "unrecognized arguments: --bogus\n"),
+    ],
+)
+def test_a_wrong_command_line_shows_the_usage_of_run(capsys, words, said):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["run", *words])
+    assert raised.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: mpifleet run [options] train.py [args ...]\n")
+    assert err.endswith(f"mpifleet run: error: {said}")
+
+
+def test_the_package_is_a_program():
+    assert run_python("-m", "mpifleet", "--version").startswith("mpifleet ")
+
+
 def test_dry_run_only_prints(tmp_path, capfd, monkeypatch):
     script = tmp_path / "my train.py"
     script.write_text("raise SystemExit('ran')")
@@ -172,7 +255,8 @@ def test_dry_run_only_prints(tmp_path, capfd, monkeypatch):
     options = ["--server_num", "2", "--worker_num", "3", "--dry-run"]
     assert cli.main(["run", *options, str(script), "--server_num", "9", "-h"]) == 0
     err = capfd.readouterr().err
-    assert "/usr/bin/mpirun -n 5 " in err
+    assert " MPIFLEET_WORKER_NUM=3 " in err
+    assert " /usr/bin/mpirun -n 5 " in err
     assert err.endswith(f"{sys.executable} -u '{script}' --server_num 9 -h\n")
     assert "ran" not in err
 

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from mpifleet.checkpoint import SparseEntry, write_checkpoint
 from mpifleet.data import criteo_synthetic
 from mpifleet.data.movielens import MovieLens
+from mpifleet.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ctr_dnn"
 LIMIT_S = 240
@@ -26,6 +30,15 @@ def clicks():
         yield module
     finally:
         sys.path.remove(str(EXAMPLE))
+
+
+@pytest.fixture(scope="module")
+def programs(clicks):
+    """train and infer as modules."""
+    import infer
+    import train
+
+    return SimpleNamespace(train=train, infer=infer)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +117,7 @@ def test_impossible_options_are_refused(option, value):
 
 
 def test_number_of_samples_is_told(data_set):
-    assert data_set.num_train() == pytest.approx(2500, rel=0.02)
+    assert data_set.num_train() == pytest.approx(2500, rel=0 if data_set.is_exact else 0.02)
 
 
 def test_a_directory_without_files_is_named(clicks, tmp_path):
@@ -127,8 +140,92 @@ def run_example(program, *arguments):
 def test_infer_repeats_the_test_auc(directory, tmp_path):
     data = ("--data", "synthetic", "--data-dir", directory)
     trained = run_example(
-        "train.py", *data, "--limit", 1000, "--batch-size", 100, "--save", tmp_path / "saved"
+        "train.py", *data, "--limit", 905, "--batch-size", 100, "--save", tmp_path / "saved"
     )
     assert re.fullmatch(r"test AUC 0\.\d{4} \(4500 samples\)\n", trained.stdout)
-    assert "epoch 0: 1,000 samples" in trained.stderr
+    assert "epoch 0: 1,000 samples" in trained.stderr, "905 in whole batches"
     assert run_example("infer.py", *data, "--load", tmp_path / "saved").stdout == trained.stdout
+
+
+class Counting:
+    """Batches of ten samples for a training loop that only counts them."""
+
+    is_exact = False
+
+    def __init__(self):
+        self.taken = 0
+
+    def num_train(self):
+        return 1_000
+
+    def train(self, _epoch, _batch_size, _share):
+        for _ in range(50):
+            self.taken += 1
+            yield SimpleNamespace(num_samples=10)
+
+
+@pytest.fixture
+def count_batches(programs, monkeypatch, capsys):
+    """What a worker trains under --limit: its number of batches, and what it says."""
+    steps = itertools.count()
+    loss = SimpleNamespace(backward=lambda: None, detach=lambda: torch.tensor(float(next(steps))))
+    model = SimpleNamespace(loss=lambda: loss, embedding=None)
+    optimizer = SimpleNamespace(clock=None, step=lambda: None, zero_grad=lambda: None)
+    monkeypatch.setattr(programs.train, "tensors", lambda _batch: ())
+    monkeypatch.setattr(programs.train.fleet, "is_first_worker", lambda: True)
+    monkeypatch.setattr(programs.train.fleet, "pull_ahead", lambda batches, _look_ups: batches)
+
+    def count(limit, share, is_exact=False):
+        limited = ["--limit", str(limit)] if limit else []
+        args = programs.train.parse([*limited, "--batch-size", "10"])
+        batches = Counting()
+        batches.is_exact = is_exact
+        programs.train.train_epoch(args, 0, batches, share, model, optimizer)
+        return batches.taken, capsys.readouterr().err
+
+    return count
+
+
+@pytest.mark.parametrize(("limit", "total"), [(1, 10), (10, 10), (11, 20), (70, 70), (95, 100)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_limit_holds_for_all_workers_together(clicks, count_batches, limit, total, count):
+    told = [count_batches(limit, clicks.Share(index, count)) for index in range(count)]
+    assert sum(taken for taken, _ in told) * 10 == total
+    assert told[0][1].startswith(f"epoch 0: {total} samples, "), "worker 0 says so"
+
+
+def test_no_more_is_told_than_there_is(clicks, count_batches):
+    # 50 batches of 10 and 3 workers: 1,500 by this worker's count.
+    assert "epoch 0: 1,500 samples, " in count_batches(None, clicks.Share(0, 3))[1]
+    assert "epoch 0: 1,000 samples, " in count_batches(None, clicks.Share(0, 3), is_exact=True)[1]
+
+
+def test_the_loss_shown_is_the_mean_since_the_last_look(clicks, count_batches):
+    # The losses of 40 steps are 0, 1, ..., 39; the last look is after step 20, the one before at 0.
+    assert ", loss 10.5000, " in count_batches(400, clicks.Share(0, 1))[1]
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_training(programs, tmp_path):
+    programs.train.check_writable(tmp_path / "new" / "saved")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "saved"]
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--save .*file/saved: cannot write"):
+        programs.train.check_writable(tmp_path / "file" / "saved")
+
+
+def test_a_checkpoint_of_other_data_is_named(programs, tmp_path):
+    table = SparseEntry(
+        "slots",
+        65_536,
+        10,
+        "float32",
+        (),
+        {},
+        lambda first, last: {"rows": np.zeros((last - first, 10), np.float32)},
+    )
+    write_checkpoint(tmp_path, dense=[], sparse=[table], buffers={}, meta={})
+    fits = programs.infer.parse(["--load", str(tmp_path)])
+    programs.infer.check_fits(fits)
+    other = programs.infer.parse(["--load", str(tmp_path), "--data", "synthetic"])
+    with pytest.raises(ConfigError, match="65,536 rows instead of 1,000,001; use --data movielens"):
+        programs.infer.check_fits(other)

@@ -114,6 +114,8 @@ def check(words: tuple[str, ...], page: Path) -> None:
         check_options(rest[rest.index(script) + 1 :], "examples/ctr_dnn/train.py")
     elif program == "pip":
         check_pip(rest)
+    elif program == "source":
+        assert rest[0].endswith("/bin/activate"), "made by the venv command before it"
     elif program == "cd":
         assert located(rest[0], page).is_dir()
     else:

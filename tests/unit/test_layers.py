@@ -23,7 +23,7 @@ LAYERS = {
     "training": "embedding local_state model_tables models optimizer progress pull_ahead "
     "step_marks table_options",
     "face": "compose fleet persistables role_makers session util",
-    "programs": "cli",
+    "programs": "__main__ cli",
 }
 HEIGHT = {
     f"mpifleet.{name}": height

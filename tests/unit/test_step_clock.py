@@ -114,3 +114,21 @@ def test_words():
     split.steps, split.seconds["other"] = 100, 50.0
     assert split.text() == "step 20.01 ms: pull 20 %, forward 30 %, backward 50 %"
     assert split.text(most=2) == "step 20.01 ms: forward 30 %, backward 50 %"
+
+
+def split_of(steps, **seconds):
+    split = StepClock().split()
+    split.seconds.update(dict.fromkeys(PHASES, 0.0), **seconds)
+    split.steps = steps
+    return split
+
+
+def test_the_summary_is_one_short_line():
+    assert split_of(0).summary() == "no step"
+    split = split_of(1_000, pull=0.4, forward=0.6, backward=1.0, wait=1e-3, other=50.0)
+    assert split.summary() == "1,000 steps of 2.00 ms: pull 20, forward 30, backward 50 %"
+    even = split_of(12_345, **dict.fromkeys(PHASES, 1_000.0))
+    for width in (130, 88, 60):
+        assert len(even.summary(width)) <= width
+    assert even.summary(130).count(",") == 7, "one in the number, six between seven phases"
+    assert len(even.summary()) > 70, "as many phases as have room"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import demo, outcomes, parts, processes, side_by_side
+from tools import demo, outcomes, parts, processes, side_by_side, venvs
 from tools.test import main
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +55,12 @@ class TestDemo:
         with pytest.raises(demo.DemoError, match=r"infer\.py printed no line"):
             demo.last_auc("infer.py", "test AUC nan (20000 samples)")
 
-    def test_it_ends_with_two_lines(self):
-        assert len(demo.closing("Open MPI", GOOD, GOOD, GOOD, 60).strip().splitlines()) == 2
+    @pytest.mark.parametrize("mpi", ["Open MPI v4.1.4", "MPICH Version:      4.1.2"])
+    def test_it_ends_with_two_short_lines(self, mpi):
+        lines = demo.closing(mpi, GOOD, GOOD, GOOD, 120).strip().splitlines()
+        assert len(lines) == 2
+        assert all(len(line) <= 100 for line in lines)
+        assert (ROOT / lines[1].split()[-1]).is_file()
 
 
 class TestOutcomes:
@@ -243,6 +247,43 @@ def test_every_part_names_tests_that_are_there():
 def test_world_sizes_and_mpis_are_all_there():
     found = {(p.mpi, p.ranks) for p in parts.all_parts(ROOT, ROOT / ".venvs") if p.kind == "mpi"}
     assert found == {(mpi, ranks) for mpi in ("system", "wheel") for ranks in (1, 2, 3, 4)}
+
+
+def test_help_lists_the_kinds(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "lint,unit,mpi,launch,cluster" in shown
+
+
+class TestDisk:
+    """What an installation of torch will take is said before it, not after."""
+
+    def prepared(self, monkeypatch, tmp_path, has_torch):
+        def install(*_arguments):
+            print("installing")
+
+        python = tmp_path / ".venvs" / "x" / "bin" / "python"
+        monkeypatch.setattr(venvs, "ROOT", tmp_path)
+        monkeypatch.setattr(venvs, "_stamp", lambda _extras: "stamp")
+        monkeypatch.setattr(venvs, "_make", lambda _venv: python.parent.mkdir(parents=True) or [])
+        monkeypatch.setattr(venvs, "install", install)
+        absent = "" if has_torch else "no torch"
+        monkeypatch.setattr(
+            venvs, "_failure", lambda _venv, check: absent if check == "import torch" else ""
+        )
+        venvs.prepare("x", "", "import mpifleet")
+
+    def test_it_is_one_line_before_pip(self, monkeypatch, tmp_path, capsys):
+        self.prepared(monkeypatch, tmp_path, has_torch=False)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["preparing", "PyTorch", "installing"]
+        assert "5 GB" in lines[1]
+        assert "PIP_EXTRA_INDEX_URL" in lines[1]
+
+    def test_it_is_not_said_where_torch_is(self, monkeypatch, tmp_path, capsys):
+        self.prepared(monkeypatch, tmp_path, has_torch=True)
+        assert "GB" not in capsys.readouterr().out
 
 
 def test_an_unknown_kind_is_refused(capsys):
