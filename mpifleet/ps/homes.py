@@ -41,6 +41,8 @@ class Home:
     """
 
     name: str
+    place: str
+    """Where the tables lie, in words for the log."""
 
     def __init__(
         self, mpi: ModuleType, roles: Roles, layouts: Sequence[ShardLayout], on_node: bool
@@ -123,6 +125,7 @@ class NodeHome(Home):
     """Tables in shared memory of the server's node."""
 
     name = "node"
+    place = "shared memory of their server's node"
 
     def __init__(self, mpi: ModuleType, roles: Roles, layouts: Sequence[ShardLayout]) -> None:
         super().__init__(mpi, roles, layouts, on_node=True)
@@ -165,6 +168,7 @@ class WorldHome(Home):
     """Tables in a window over all ranks."""
 
     name = "world"
+    place = "one MPI window over all ranks"
 
     def __init__(self, mpi: ModuleType, roles: Roles, layouts: Sequence[ShardLayout]) -> None:
         super().__init__(mpi, roles, layouts, on_node=False)

@@ -104,7 +104,8 @@ class Job:
         else:
             self.client = self._make_client()
         if roles.world.rank == 0:
-            get_logger().info("tables have the %s home (%s)", home_name, reason)
+            place = self._home.place
+            get_logger().info("tables lie in %s (%s home: %s)", place, home_name, reason)
         self._first_values(dense, load_from)
 
     @staticmethod

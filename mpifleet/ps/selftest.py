@@ -51,7 +51,7 @@ def choose_home(mpi: ModuleType, roles: Roles, wanted: str) -> tuple[str, str]:
     if wanted != "auto":
         return wanted, "set by strategy.table_home"
     if roles.one_node:
-        return "node", "all ranks share one node's memory"
+        return "node", "all ranks are on one node"
     bad = known_bad(mpi)
     if bad:
         return "node", bad

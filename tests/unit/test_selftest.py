@@ -44,7 +44,7 @@ def test_a_forced_home_is_taken_without_asking(wanted, one_node):
 
 def test_one_node_has_the_node_home():
     home, reason = choose_home(None, roles_of(True), "auto")
-    assert (home, reason) == ("node", "all ranks share one node's memory")
+    assert (home, reason) == ("node", "all ranks are on one node")
 
 
 def test_a_known_bad_mpi_is_never_tried(monkeypatch):
