@@ -1,13 +1,14 @@
 # PYTHON makes the virtual environments under .venvs; any Python >= 3.10 will do.
 PYTHON ?= python3
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint peers clean
 
 help:
 	@echo "make demo    train, evaluate and reload a recommendation model here (under 2 minutes once installed)"
 	@echo "make test    every test, on every MPI and number of ranks (about 12 minutes on two cores)"
 	@echo "             a part: make test TEST=\"--only unit\"; the kinds of parts: TEST=\"--help\""
 	@echo "make lint    ruff and mypy"
+	@echo "make peers   an environment with the projects that benchmarks compare with (600 MB)"
 	@echo "make clean   remove caches and build products (.venvs and .data stay)"
 
 demo:
@@ -18,6 +19,9 @@ test:
 
 lint:
 	@$(PYTHON) -m tools.test --only lint
+
+peers:
+	@$(PYTHON) -m tools.set_up peers
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .scratch

@@ -108,6 +108,26 @@ def compare(times: Mapping[str, Sequence[float]], asked: Comparison) -> Figure:
     )
 
 
+def figure_of_rates(
+    rates: Mapping[str, Sequence[float]],
+    name: str,
+    against: str,
+    goal: Goal | None = None,
+    unit: str = "samples/s",
+) -> Figure:
+    """The median rate of `name` and how many times that of `against` it is, round by round."""
+    ratio = ratio_of(rates[name], rates[against])
+    return Figure(
+        name,
+        _round(statistics.median(rates[name])),
+        unit,
+        against,
+        _round(ratio),
+        str(goal) if goal else None,
+        goal.met_by(ratio) if goal else None,
+    )
+
+
 def print_figures(figures: Sequence[Figure], stream: TextIO | None = None) -> None:
     """One JSON line per figure on `stream`, stdout by default."""
     for figure in figures:

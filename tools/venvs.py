@@ -17,6 +17,7 @@ TORCH_SIZE = (
     "PyTorch is next: its default wheel for Linux carries CUDA, about 5 GB; PyTorch's CPU build, "
     "about 1 GB, comes by PIP_EXTRA_INDEX_URL or pip's settings (see its installation page)"
 )
+_PACKAGE_FILES = ("setup.cfg", "constraints.txt", "pyproject.toml")
 
 
 class SetUpError(RuntimeError):
@@ -29,17 +30,27 @@ def prepare(name: str, extras: str, check: str) -> Path:
     extras: comma-separated, may be empty.  check: an import statement that must work there.
     Does nothing when an earlier call left everything as it should be.
     """
+    target = f"{ROOT}[{extras}]" if extras else str(ROOT)
+    arguments = ["--constraint", str(ROOT / "constraints.txt"), "--editable", target]
+    return _prepare(name, arguments, _stamp(_PACKAGE_FILES, extras), check)
+
+
+def prepare_listed(name: str, requirements: str, check: str) -> Path:
+    """The same without the package: what a requirements file (from the top) lists, no more."""
+    stamp = _stamp((requirements,), "")
+    return _prepare(name, ["--requirement", str(ROOT / requirements)], stamp, check)
+
+
+def _prepare(name: str, arguments: list[str], wanted: str, check: str) -> Path:
     venv = ROOT / ".venvs" / name
     stamp = venv / ".mpifleet-stamp"
-    wanted = _stamp(extras)
     if stamp.exists() and stamp.read_text() == wanted and not _failure(venv, check):
         return venv
     print(f"preparing {venv.relative_to(ROOT)}", flush=True)
     pip = _make(venv)
-    if _failure(venv, "import torch"):
+    if "torch" in check and _failure(venv, "import torch"):
         print(TORCH_SIZE, flush=True)
-    target = f"{ROOT}[{extras}]" if extras else str(ROOT)
-    install(pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", target)
+    install(pip, *arguments)
     if failure := _failure(venv, check):
         raise SetUpError(f"{venv}: `{check}` fails after the installation:\n{failure}")
     stamp.write_text(wanted)
@@ -87,8 +98,8 @@ def _failure(venv: Path, check: str) -> str:
     return "" if ended.status == 0 else f"status {ended.status}\n{ended.output}"
 
 
-def _stamp(extras: str) -> str:
+def _stamp(files: tuple[str, ...], extras: str) -> str:
     digest = hashlib.sha256()
-    for name in ("setup.cfg", "constraints.txt", "pyproject.toml"):
+    for name in files:
         digest.update((ROOT / name).read_bytes())
     return f"{digest.hexdigest()} {extras} {ROOT} {sys.version.split()[0]}\n"
