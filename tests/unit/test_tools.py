@@ -265,14 +265,14 @@ class TestDisk:
 
         python = tmp_path / ".venvs" / "x" / "bin" / "python"
         monkeypatch.setattr(venvs, "ROOT", tmp_path)
-        monkeypatch.setattr(venvs, "_stamp", lambda _extras: "stamp")
+        monkeypatch.setattr(venvs, "_stamp", lambda _files, _extras: "stamp")
         monkeypatch.setattr(venvs, "_make", lambda _venv: python.parent.mkdir(parents=True) or [])
         monkeypatch.setattr(venvs, "install", install)
         absent = "" if has_torch else "no torch"
         monkeypatch.setattr(
             venvs, "_failure", lambda _venv, check: absent if check == "import torch" else ""
         )
-        venvs.prepare("x", "", "import mpifleet")
+        venvs.prepare("x", "", "import mpifleet, torch")
 
     def test_it_is_one_line_before_pip(self, monkeypatch, tmp_path, capsys):
         self.prepared(monkeypatch, tmp_path, has_torch=False)
