@@ -22,6 +22,7 @@ from mpifleet.launchenv import (
 )
 from mpifleet.local_state import local_tensors, share
 from mpifleet.log import get_logger
+from mpifleet.memory_reuse import keep_freed_memory
 from mpifleet.mpi import abort_on_error, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
@@ -132,6 +133,8 @@ class Session:
             raise ConfigError("this rank has started already: init_worker() or run_server() twice")
         if self._watch is not None:
             self._watch.set_patience(self.strategy)
+        if not self.is_server:
+            keep_freed_memory()
         if self.roles is None:
             self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
         else:

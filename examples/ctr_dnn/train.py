@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare(args.data, data_dir(args))
     fleet.init()
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync = args.mode == "async"
+    strategy.a_sync = args.mode != "sync"
+    strategy.dense_sync = args.mode == "hybrid"
     strategy.pull_ahead = args.pull_ahead
     model, optimizer = build(args, strategy, args.lr)
     if fleet.is_server():
@@ -144,10 +145,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _add_exchange_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
-        choices=["async", "sync"],
+        choices=["async", "hybrid", "sync"],
         default="async",
-        help="async: every gradient is applied as it comes; sync: a step waits for all workers "
-        "(default: %(default)s)",
+        help="async: every gradient is applied as it comes; sync: a step waits for all workers; "
+        "hybrid: rows async, dense parameters sync (default: %(default)s)",
     )
     parser.add_argument(
         "--pull-ahead",

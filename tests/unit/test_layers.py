@@ -16,7 +16,7 @@ LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
     "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds "
     "strategy_rules strategy_table "
-    "step_clock",
+    "memory_reuse step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange",
