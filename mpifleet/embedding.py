@@ -118,15 +118,22 @@ class SparseEmbedding(nn.Module):
             return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
         return pooled.reshape(plan.batch, -1).to(self.weight.device)
 
-    def expect(self, ids: Tensor, offsets: Tensor | None = None) -> None:
+    def expect(self, ids: Tensor, offsets: Tensor | None = None) -> "Expected[_Plan]":
         """Begin the pull of a later training forward of the same ids; see fleet.pull_ahead."""
         exchange = self._connected()
         before = exchange.clock.enter("unique")
         plan = self._plan(ids, offsets)
         exchange.clock.enter("pull")
         rows = exchange.begin_rows(self._table, plan.unique)
-        self._expected.add(Expected(ids, offsets, plan, rows))
+        kept = offsets.clone() if offsets is not None else None
+        expected = Expected(ids.clone(), kept, plan, rows)
+        self._expected.add(expected)
         exchange.clock.enter(before)
+        return expected
+
+    def forget_expected(self, expected: "Expected[_Plan]") -> bool:
+        """Expect this look-up no more; whether it had not been made."""
+        return self._expected.discard(expected)
 
     def read_expected(self) -> None:
         """Read now what this rank can read itself of the next expected look-up's rows."""

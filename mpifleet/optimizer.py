@@ -12,6 +12,7 @@ from mpifleet.errors import ConfigError, NotAvailable, TableError
 from mpifleet.exchange import Exchange, Gradients
 from mpifleet.model_tables import ModelTables
 from mpifleet.ps.rule_spec import HYPER_SIZE, RuleSpec, hyper_of_group, rule_of_group
+from mpifleet.ps.spec import ParamSpec
 from mpifleet.step_clock import StepClock
 from mpifleet.step_marks import mark_steps
 
@@ -212,20 +213,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _copy(sources, targets)
 
     def _lend_values(self) -> None:
-        """Let parameters in main memory live in the flat arrays that the servers' values fill."""
+        """Let parameters in main memory live in the flat arrays that the servers' values fill.
+
+        Not those whose memory others see too: tied by hand, or shared with another process.
+        """
+        seen = [p.data_ptr() for params in self._params for p in params if p.numel()]
         for views, params in zip(self._value_views, self._params, strict=True):
             for view, param in zip(views, params, strict=True):
-                if param.device == view.device and param.is_contiguous():
+                own = not param.is_shared() and seen.count(param.data_ptr()) < 2
+                if own and param.device == view.device and param.is_contiguous():
                     param.data = view
 
     def _write_values(self) -> None:
         """Have every parameter show the flat arrays' values: copied where it lives elsewhere."""
-        for views, params in zip(self._value_views, self._params, strict=True):
-            pairs = list(zip(views, params, strict=True))
-            own = [(v, p.detach()) for v, p in pairs if p.data_ptr() != v.data_ptr()]
-            _copy([view for view, _ in own], [param for _, param in own])
+        for flat, spec, params in zip(self._values, self.specs.dense, self._params, strict=True):
+            own: list[tuple[nn.Parameter, ParamSpec]] = []
+            lent: list[tuple[nn.Parameter, ParamSpec]] = []
+            base = flat.ctypes.data
+            for param, place in zip(params, spec.params, strict=True):
+                # The array's address, not the view's: torch may have moved a storage of both.
+                is_lent = param.data_ptr() == base + place.start * flat.itemsize
+                (lent if is_lent else own).append((param, place))
+            sources = [torch.from_numpy(flat[p.start : p.stop]).view(p.shape) for _, p in own]
+            _copy(sources, [param.detach() for param, _ in own])
             # So that autograd refuses a backward through values that have changed since.
-            increment_version([p for v, p in pairs if p.data_ptr() == v.data_ptr()])
+            increment_version([param for param, _ in lent])
 
     def _views(self, flats: list[np.ndarray]) -> list[list[Tensor]]:
         """One tensor per parameter over each flat array."""

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from mpifleet.errors import ConfigError
+from mpifleet.log import get_logger
 from mpifleet.ps.rows_pull import PulledRows
 
 Batch = TypeVar("Batch")
 Plan = TypeVar("Plan")
+Announced = list[tuple[Any, Any]]
+"""Embeddings, each with a look-up that it expects."""
 
 
 @dataclass(frozen=True)
 class Expected(Generic[Plan]):
-    """A look-up that is to come: its ids, how its rows become its output, and the rows."""
+    """A look-up that is to come: a copy of its ids, how its rows become its output, the rows."""
 
     ids: Tensor
     offsets: Tensor | None
@@ -25,12 +28,12 @@ class Expected(Generic[Plan]):
     rows: PulledRows
 
     def is_for(self, ids: Tensor, offsets: Tensor | None) -> bool:
-        """Whether a look-up is this one. Compares ids, unless they are the same tensor."""
+        """Whether a look-up is this one, by its ids: a tensor may have changed meanwhile."""
         return _same(self.ids, ids) and _same(self.offsets, offsets)
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:
-    if left is right:
+    if left is None and right is None:
         return True
     if left is None or right is None or left.dtype != right.dtype:
         return False
@@ -56,6 +59,13 @@ class ExpectedLookUps(Generic[Plan]):
                 return expected
         return None
 
+    def discard(self, expected: Expected[Plan]) -> bool:
+        """Expect this look-up no more; whether it had not been taken."""
+        if any(each is expected for each in self._queue):
+            self._queue = deque(each for each in self._queue if each is not expected)
+            return True
+        return False
+
     def read_near(self) -> None:
         """Read what this rank can read itself for the look-up that comes next."""
         if self._queue:
@@ -76,31 +86,51 @@ def ahead(
     look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
     Raises ConfigError where it gives something else.
     """
-    told: set[Any] = set()
-    waiting: deque[Batch] = deque()
+    waiting: deque[tuple[Batch, Announced]] = deque()
+    forget = _Forget()
     try:
         for batch in batches:
-            if num_batches:
-                told.update(_announce(look_ups(batch)))
-            waiting.append(batch)
+            waiting.append((batch, _announce(look_ups(batch)) if num_batches else []))
             if len(waiting) > num_batches:
-                yield waiting.popleft()
+                yield waiting[0][0]
+                forget(waiting.popleft()[1])
         while waiting:
-            yield waiting.popleft()
+            yield waiting[0][0]
+            forget(waiting.popleft()[1])
     finally:
-        for embedding in told:
-            embedding.expect_nothing()
+        for _, announced in waiting:
+            for embedding, expected in announced:
+                embedding.forget_expected(expected)
 
 
-def _announce(look_ups: Mapping[Any, Any]) -> Mapping[Any, Any]:
+class _Forget:
+    """Forgets what a batch announced and did not look up; says so once."""
+
+    def __init__(self) -> None:
+        self._has_told = False
+
+    def __call__(self, announced: Announced) -> None:
+        unused = [e for e, expected in announced if e.forget_expected(expected)]
+        if unused and not self._has_told:
+            self._has_told = True
+            get_logger().warning(
+                "table %r: a look-up announced to fleet.pull_ahead was not made by the training of "
+                "its batch; its rows were pulled for nothing",
+                unused[0].name,
+            )
+
+
+def _announce(look_ups: Mapping[Any, Any]) -> Announced:
     if not isinstance(look_ups, Mapping):
         raise ConfigError(
             f"look_ups gave a {type(look_ups).__name__}; give a dict {{embedding: ids}}"
         )
+    expected = []
     for embedding, ids in look_ups.items():
         if not hasattr(embedding, "expect"):
             raise ConfigError(
                 f"look_ups names {embedding!r:.100}; use fleet.SparseEmbedding modules as keys"
             )
-        embedding.expect(*(ids if isinstance(ids, tuple) else (ids,)))
-    return look_ups
+        announced = embedding.expect(*(ids if isinstance(ids, tuple) else (ids,)))
+        expected.append((embedding, announced))
+    return expected

@@ -212,8 +212,11 @@ class Session:
             exchange.resume()
             wait_for_all(comm, lambda: self._gone(comm_world), report_s)
             if self.optimizer is not None and not exchange.is_finished:
-                # Others may have stepped meanwhile: all go on from the same parameters.
+                # Others may have stepped meanwhile: all go on from the same parameters, and no row
+                # that was pulled ahead is older than those.
                 self.optimizer.refresh()
+                for embedding in self.optimizer.embeddings:
+                    embedding.expect_nothing()
 
     def _gone(self, comm_world: str) -> str:
         if self._watch is None or self.roles is None:

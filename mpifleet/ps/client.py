@@ -129,7 +129,10 @@ class Client:
     # -- pull -------------------------------------------------------------------------------------
 
     def begin_rows(self, table: int, unique: UniqueKeys) -> RowsPull:
-        """Ask the far servers for the rows of unique.keys; take() them later."""
+        """Ask the far servers for the rows of unique.keys; take() them later.
+
+        One look-up is under way at a time: its far answers are waited for before the next one asks.
+        """
         self._settle()
         spec = self.specs.sparse[table]
         self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique, self._read)

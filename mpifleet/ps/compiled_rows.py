@@ -30,7 +30,7 @@ class CompiledRows:
         import numba
 
         self._njit = numba.njit
-        self._compiled: dict[Update, Update] = {}
+        self._compiled: dict[tuple[Update, type], Update] = {}
 
     def update(
         self,
@@ -47,17 +47,23 @@ class CompiledRows:
         C-contiguous.
         """
         function, numbers = _choose(terms, values.dtype.type)
-        if function not in self._compiled:
-            self._compiled[function] = self._compile(function)
         decay, maximize = values.dtype.type(_coupled_decay(terms)), terms.maximize
         common = (values, rows, grads, out, decay, maximize, _BLOCK_ROWS)
-        self._compiled[function](*common, *state, *numbers)
+        key = (function, values.dtype.type)
+        if key not in self._compiled:
+            nothing = (values, rows[:0], grads[:0], out[:0], decay, maximize, _BLOCK_ROWS)
+            self._compiled[key] = self._compile(function, (*nothing, *state, *numbers))
+        self._compiled[key](*common, *state, *numbers)
 
-    def _compile(self, function: Update) -> Update:
+    def _compile(self, function: Update, arguments: Sequence[Any]) -> Update:
+        """Compiled by a call without rows, which changes nothing and may be repeated."""
         try:
-            return self._njit(cache=True, fastmath=False)(function)
-        except RuntimeError:  # no folder to keep it in
-            return self._njit(fastmath=False)(function)
+            compiled: Update = self._njit(cache=True, fastmath=False)(function)
+            compiled(*arguments)
+        except (RuntimeError, OSError):  # no folder to keep it in, or no room
+            compiled = self._njit(fastmath=False)(function)
+            compiled(*arguments)
+        return compiled
 
 
 def _coupled_decay(terms: SgdTerms) -> float:

@@ -45,6 +45,7 @@ class RemoteExchange:
         self.waits_for_others = bool(merged) or self._bound is not None
         self._step = 0
         self.is_finished = False
+        self._is_paused = False
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """See Exchange."""
@@ -69,6 +70,11 @@ class RemoteExchange:
     ) -> None:
         """See Exchange. Returns when the next step may begin."""
         self._check_open()
+        if self._is_paused:
+            raise TableError(
+                "a collective call of the workers failed on this worker, which is not waited for "
+                "since: it cannot make another step"
+            )
         self._step += 1
         client, specs = self._client, self._client.specs
         # A push is refused whole: no server sees more than its own part of it.
@@ -84,7 +90,9 @@ class RemoteExchange:
         if self._bound is not None:
             # First of all: what is read from here on is as fresh as the bound promises.
             self._bound.wait_for_turn()
+        before = self.clock.enter("pull")
         meanwhile()
+        self.clock.enter(before)
         for lane in self._merged:
             client.wait_version(lane, self._step)
         if specs.dense:
@@ -106,6 +114,7 @@ class RemoteExchange:
     def pause(self) -> None:
         """See Exchange."""
         if self.waits_for_others and not self.is_finished:
+            self._is_paused = True
             self._client.announce(Kind.PAUSE)
 
     def resume(self) -> None:
@@ -115,6 +124,7 @@ class RemoteExchange:
             if self._merged:
                 self._step = max(self._client.version(lane) for lane in self._merged)
             self._client.announce(Kind.RESUME)
+            self._is_paused = False
             if self._bound is not None:
                 self._bound.resume()
 

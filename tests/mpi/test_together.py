@@ -2,12 +2,13 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from mpifleet.embedding import SparseEmbedding
-from mpifleet.errors import ConfigError
+from mpifleet.errors import ConfigError, TableError
 from mpifleet.local_state import share
 from tests.mpi.jobs import at_places, run
 from tests.mpi.outcomes import raised, together
@@ -44,6 +45,21 @@ def test_workers_may_meet_after_they_have_stopped(comm, place):
 
     gathered = run(comm, place, build, work, sync=True)
     assert gathered == [list(range(place.workers))] * place.workers
+
+
+@pytest.mark.ranks(3, 4)
+@at_places(least_workers=2)
+def test_after_a_collective_that_failed_nobody_steps(comm, place):
+    """The others do not wait for such a worker any more: its gradient would never be applied."""
+
+    def work(worker):
+        with pytest.raises(ConfigError):
+            worker.session.util.all_reduce(np.ones(2 + worker.index))
+        worker.model(torch.tensor([[1, 2]])).sum().backward()
+        with pytest.raises(TableError, match="a collective call of the workers failed"):
+            worker.optimizer.step()
+
+    run(comm, place, build, work, sync=True)
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -75,3 +75,24 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_anew(monkeypatch):
     monkeypatch.setattr(update_rules, "compiled_rows", lambda: fresh)
     train("sgd", torch.float32, 3, 5)
     assert asked == [True, False]
+
+
+def test_without_room_for_the_cache_it_is_compiled_anew(monkeypatch):
+    pytest.importorskip("numba")
+    fresh = compiled_rows.CompiledRows()
+    njit = fresh._njit
+
+    def full(**options):
+        def compile_(function):
+            def refusing(*_):
+                raise OSError(28, "No space left on device")
+
+            return refusing if options.get("cache") else njit(**options)(function)
+
+        return compile_
+
+    monkeypatch.setattr(fresh, "_njit", full)
+    monkeypatch.setattr(update_rules, "compiled_rows", lambda: fresh)
+    compiled = train("adam", torch.float32, 3, 70)
+    monkeypatch.setattr(update_rules, "compiled_rows", lambda: None)
+    assert torch.equal(compiled, train("adam", torch.float32, 3, 70))

@@ -266,3 +266,27 @@ def test_a_copy_of_the_model_does_not_follow():
     optimizer.step()
     assert torch.equal(before.weight, weight)
     assert not torch.equal(model.weight, weight)
+
+
+def test_parameters_whose_storage_torch_has_moved_are_still_read():
+    model, twin = nn.Linear(2, 3), nn.Linear(2, 3)
+    twin.load_state_dict(model.state_dict())
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    model.share_memory()
+    for module, stepper in ((model, optimizer), (twin, theirs)):
+        module(torch.ones(1, 2)).sum().backward()
+        stepper.step()
+    assert torch.equal(model.weight, twin.weight)
+    assert model.weight.is_shared()
+
+
+def test_memory_that_others_see_stays_theirs():
+    model = nn.ModuleDict({"a": nn.Linear(2, 3), "b": nn.Linear(2, 3), "c": nn.Linear(2, 3)})
+    model["a"].weight.data = model["b"].weight.data
+    model["c"].share_memory()
+    optimizer = connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    sum(layer(torch.ones(1, 2)).sum() for layer in model.values()).backward()
+    optimizer.step()
+    assert model["a"].weight.data_ptr() == model["b"].weight.data_ptr()
+    assert model["c"].weight.is_shared()

@@ -85,6 +85,32 @@ def test_after_a_break_nothing_is_expected(monkeypatch):
     assert asked.times == 1
 
 
+def test_ids_changed_in_place_are_looked_up_anew():
+    embedding, optimizer = single()
+    ids = torch.tensor([[3, 4]])
+    for _ in ahead([0], lambda _: {embedding: ids}, 1):
+        ids[0, 0] = 9
+        assert torch.equal(embedding(ids).detach(), rows_of(embedding, optimizer, ids))
+    numbers = torch.tensor([[3, 4]]).numpy()
+    shared = torch.from_numpy(numbers)
+    for _ in ahead([0], lambda _: {embedding: shared}, 1):
+        numbers[0, 0] = 9  # torch counts no change
+        assert torch.equal(embedding(shared).detach(), rows_of(embedding, optimizer, shared))
+
+
+@pytest.mark.parametrize("how", ["no_grad", "other ids"])
+def test_what_nobody_looks_up_is_forgotten_and_said_once(how, capsys):
+    embedding, _ = single(name="unused")
+    for ids in ahead(IDS * 5, lambda ids: {embedding: ids}, 2):
+        with torch.set_grad_enabled(how != "no_grad"):
+            embedding(ids if how == "no_grad" else ids + 1)
+        assert len(embedding._expected._queue) <= 3
+    assert len(embedding._expected._queue) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "'unused'" in line]
+    assert len(said) == 1
+    assert "was not made by the training of its batch" in said[0]
+
+
 def test_ragged_look_ups():
     embedding, optimizer = single(pooling="sum")
     ids, offsets = torch.tensor([3, 4, 5]), torch.tensor([0, 2])
