@@ -99,7 +99,8 @@ def run(job: Job, data: CtrData, limit_s: float = LIMIT_S, quiet: bool = True) -
         with open(log, "wb") as stream:
             process = subprocess.Popen(
                 job.command(data, out),
-                cwd=ROOT,
+                # Paddle leaves descriptions and logs where it runs.
+                cwd=scratch if job.is_peer else ROOT,
                 env=job.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

@@ -201,7 +201,7 @@ def test_a_push_that_is_not_finite_ends_the_job_by_name(comm, bad, where):
         ones_step(worker, bad, where)
 
     place = Place(1, 1) if WORLD.size > 1 else Place(0, 1)
-    first, *_ = attempt(comm, place, build_ones, work, hybrid=True, end_s=0.8)
+    first, *_ = attempt(comm, place, build_ones, work, hybrid=True, end_s=0.4)
     table = "second" if where == "rows" else "dense0.float64"
     told = f"NonFiniteGradient: worker 0 pushed NaN or infinity for table {table!r} at step 2"
     assert first.error.startswith(told)

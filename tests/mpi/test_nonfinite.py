@@ -67,7 +67,7 @@ def test_raises_at_the_server_and_touches_nothing(comm, bad, where, sync):
             error = str(failure)
         return before, state(worker), error
 
-    outcomes = attempt(comm, place, build, work, sync=sync, end_s=0.8)
+    outcomes = attempt(comm, place, build, work, sync=sync, end_s=0.4)
     *servers, worker = outcomes
     before, after, error = worker.value
     text = servers[0].error if servers else f"NonFiniteGradient: {error}"
