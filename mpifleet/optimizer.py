@@ -1,5 +1,6 @@
 """A torch optimizer whose step() hands the gradients to an exchange."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -217,10 +218,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Not those whose memory others see too: tied by hand, or shared with another process.
         """
-        seen = [p.data_ptr() for params in self._params for p in params if p.numel()]
+        seen = Counter(p.data_ptr() for params in self._params for p in params if p.numel())
         for views, params in zip(self._value_views, self._params, strict=True):
             for view, param in zip(views, params, strict=True):
-                own = not param.is_shared() and seen.count(param.data_ptr()) < 2
+                own = not param.is_shared() and seen[param.data_ptr()] < 2
                 if own and param.device == view.device and param.is_contiguous():
                     param.data = view
 

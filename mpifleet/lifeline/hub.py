@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +66,7 @@ class Hub:
         self._beaten_s = self._reported_s = self._turned_s = time.monotonic()
         self._waiting: tuple[float, int, str] | None = None  # a signal: (until, status, text)
         self._end: tuple[float, int, str] | None = None  # (until, status, text)
-        self._kill: list[list[Any]] = []  # (place, pid) of frozen ranks
+        self._farewell = b""  # what ranks are told at the end
         self.voice = Voice()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpifleet-hub", daemon=True)
@@ -191,7 +190,7 @@ class Hub:
             self._size = hello["size"]
             self._stall_report_s, self._stall_end_s = hello["stall_report_s"], hello["stall_end_s"]
         if self._end is not None:
-            self._tell_end([stranger])  # it came while the job was ending
+            self._tell(stranger, self._farewell)  # it came while the job was ending
         elif len(self._ranks) == self._size:
             self._welcome()
 
@@ -242,16 +241,10 @@ class Hub:
         if self._end is not None:
             return
         self.voice.say(text)
-        self._kill = [[rank.place, rank.pid] for rank in stalled or ()]
+        kill = [[rank.place, rank.pid] for rank in stalled or ()]
         self._end = (time.monotonic() + LINGER_S, status, text)
-        self._tell_end(list(self._ranks.values()))
-
-    def _tell_end(self, ranks: Sequence[_Rank]) -> None:
-        assert self._end is not None
-        _, status, text = self._end
-        stall, kill = bool(self._kill), self._kill
-        for rank in ranks:
-            self._tell(rank, encode(kind="end", status=status, text=text, stall=stall, kill=kill))
+        self._farewell = encode(kind="end", status=status, text=text, stall=bool(kill), kill=kill)
+        self._tell_all(self._farewell)
 
     def _finish(self, now_s: float, until_s: float, status: int, text: str) -> None:
         # A rank whose hello is still on its way would take the end of this process for a death.

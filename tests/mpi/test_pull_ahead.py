@@ -11,7 +11,7 @@ from mpifleet.ps.homes import NodeHome
 from mpifleet.pull_ahead import ahead
 from mpifleet.roles import Roles
 from tests.mpi.jobs import Place, at_places, run
-from tests.mpi.test_conservation import STEPS, build, draws, expected
+from tests.mpi.test_conservation import STEPS, build, draws, expected, train
 
 
 @pytest.fixture(params=["own road", "served"])
@@ -30,30 +30,16 @@ def look_ups(worker):
     return of
 
 
-def train(num_batches):
-    def work(worker):
-        model, optimizer, look_up = worker.model, worker.optimizer, look_ups(worker)
-        for step in ahead(range(STEPS), look_up, num_batches):
-            keys, weights, grads = draws(worker.index, step)
-            out = model.table(torch.from_numpy(keys)[:, None])
-            loss = (out * torch.from_numpy(weights)).sum()
-            (loss + (model.dense * torch.from_numpy(grads)).sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        worker.settled()
-        result = worker.table(), worker.refreshed()["dense"]
-        worker.barrier()
-        return result
-
-    return work
-
-
 @pytest.mark.parametrize("num_batches", [1, 3])
 @at_places()
 def test_every_gradient_is_applied_once(comm, place, road, num_batches):
     if road == "served" and place.home != "node":
         pytest.skip("only tables of a node's memory are served")
-    results = run(comm, place, build, train(num_batches), sync=False)
+
+    def work(worker):
+        return train(worker, ahead(range(STEPS), look_ups(worker), num_batches))
+
+    results = run(comm, place, build, work, sync=False)
     table, dense = expected(place.workers, STEPS)
     for got_table, got_dense in results:
         np.testing.assert_array_equal(got_table, table)
