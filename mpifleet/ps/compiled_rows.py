@@ -28,7 +28,9 @@ class CompiledRows:
 
     def __init__(self) -> None:
         import numba
+        from numba.extending import register_jitable
 
+        register_jitable(_descent)
         self._njit = numba.njit
         self._compiled: dict[tuple[Update, type], Update] = {}
 
@@ -87,6 +89,13 @@ def _choose(terms: SgdTerms, number: Callable[[float], Any]) -> tuple[Update, Se
     return _sgd, [number(terms.lr)]
 
 
+def _descent(value, grad, decay, maximize):  # type: ignore[no-untyped-def]
+    """The gradient with its sign and weight decay; called from compiled code."""
+    if decay != 0:
+        return value * decay - grad if maximize else value * decay + grad
+    return -grad if maximize else grad
+
+
 def _sgd(values, rows, grads, out, decay, maximize, block, lr):  # type: ignore[no-untyped-def]
     dim, seen = values.shape[1], values.dtype.type(0)
     for low in range(0, rows.size, block):
@@ -96,11 +105,8 @@ def _sgd(values, rows, grads, out, decay, maximize, block, lr):  # type: ignore[
         for i in range(low, high):
             r = rows[i]
             for j in range(dim):
-                v, d = values[r, j], grads[i, j]
-                if decay != 0:
-                    d = v * decay - d if maximize else v * decay + d
-                elif maximize:
-                    d = -d
+                v = values[r, j]
+                d = _descent(v, grads[i, j], decay, maximize)
                 out[i, j] = v - d * lr
     return seen
 
@@ -117,11 +123,8 @@ def _momentum(  # type: ignore[no-untyped-def]
         for i in range(low, high):
             r = rows[i]
             for j in range(dim):
-                v, d = values[r, j], grads[i, j]
-                if decay != 0:
-                    d = v * decay - d if maximize else v * decay + d
-                elif maximize:
-                    d = -d
+                v = values[r, j]
+                d = _descent(v, grads[i, j], decay, maximize)
                 b = buffer[r, j] * momentum + d * fresh
                 buffer[r, j] = b
                 out[i, j] = v - ((b * momentum + d) * lr if nesterov else b * lr)
@@ -140,11 +143,8 @@ def _adagrad(  # type: ignore[no-untyped-def]
         for i in range(low, high):
             r = rows[i]
             for j in range(dim):
-                v, d = values[r, j], grads[i, j]
-                if decay != 0:
-                    d = v * decay - d if maximize else v * decay + d
-                elif maximize:
-                    d = -d
+                v = values[r, j]
+                d = _descent(v, grads[i, j], decay, maximize)
                 s = total[r, j] + d * d
                 total[r, j] = s
                 out[i, j] = v - (d * lr) / (np.sqrt(s) + eps)
@@ -165,11 +165,8 @@ def _adam(  # type: ignore[no-untyped-def]
         for i in range(low, high):
             r = rows[i]
             for j in range(dim):
-                v, d = values[r, j] * kept, grads[i, j]
-                if decay != 0:
-                    d = v * decay - d if maximize else v * decay + d
-                elif maximize:
-                    d = -d
+                v = values[r, j] * kept
+                d = _descent(v, grads[i, j], decay, maximize)
                 m, s = averages[r, j], squares[r, j]
                 m = m + (d - m) * mix
                 s = s * beta2 + (d * d) * fresh
