@@ -116,13 +116,14 @@ class _Stopper:
         # srun only asks "one more?" at an interrupt; SIGTERM it hands to the ranks.
         self._child.send_signal(signal.SIGTERM if self._is_srun else number)
 
-    def expect_end(self) -> None:
-        """The ranks have said that the job ends: do not wait for ever for the launcher.
+    def expect_end(self, limit_s: float = END_S) -> None:
+        """The job has been said to end: do not wait for ever for the launcher.
 
         Open MPI 5's waits until the last process that holds a rank's output has ended, also for
-        one that a dead rank had forked.
+        one that a dead rank had forked.  Open MPI 4's has hung, with no rank left, after it had
+        reported one that was killed while it joined the others.
         """
-        self._kill_at_s = min(self._kill_at_s, time.monotonic() + END_S)
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + limit_s)
 
     def kill_if_due(self) -> None:
         """SIGKILL the ranks that are the launcher's children, and it, when their time is up."""
@@ -170,7 +171,9 @@ def _copy_stderr(
         _write(2, chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            told = told or (line if TOLD_BY_LAUNCHER.search(line) else b"")
+            if not told and TOLD_BY_LAUNCHER.search(line):
+                told = line
+                stopper.expect_end(GRACE_S)
             found = REASON.search(line)
             if found:
                 reason = found.group()

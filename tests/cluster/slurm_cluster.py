@@ -27,6 +27,7 @@ NODES = ("n1", "n2")
 # More than the machine may have: the tests ask for correctness, not speed, and Slurm refuses a
 # job that wants more processors than its nodes declare.
 CPUS_PER_NODE = 8
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
 
@@ -157,9 +158,30 @@ class SlurmCluster:
         timeout: float = 60.0,
         options: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Submits `script` with its arguments and waits for the job's end (``sbatch --wait``)."""
-        command = ["sbatch", "--wait", *options, os.fspath(script), *args]
-        return self._run(command, env, timeout)
+        """Submits `script` with its arguments, waits for the job's end, returns its exit status.
+
+        Asks for the end itself: ``sbatch --wait`` looks after 2, 10, 42 s only.
+        """
+        begun_s = time.monotonic()
+        command = ["sbatch", "--parsable", *options, os.fspath(script), *args]
+        result = self._run(command, env, timeout)
+        if result.returncode == 0:
+            job = result.stdout.strip()
+            result.returncode = self._status_of_job(job, begun_s + timeout)
+        return result
+
+    def _status_of_job(self, job: str, until_s: float) -> int:
+        """The exit status of a batch job once it has ended; past until_s it is cancelled."""
+        while True:
+            said = self._control(["scontrol", "show", "job", "--oneliner", job])
+            words = dict(word.partition("=")[::2] for word in said.split())
+            if words.get("JobState") not in UNFINISHED:
+                status, signal_number = map(int, words["ExitCode"].split(":"))
+                return 128 + signal_number if signal_number else status
+            if time.monotonic() > until_s:
+                self._control(["scancel", "--signal=KILL", "--full", job])
+                raise subprocess.TimeoutExpired(f"batch job {job}", until_s, said)
+            time.sleep(0.1)
 
     def step_options(self, nodes: int = 2, ntasks_per_node: int = 2) -> list[str]:
         """The ``srun`` options of a job step, for tests that start ``srun`` themselves."""

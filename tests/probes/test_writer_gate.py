@@ -32,7 +32,7 @@ from mpi4py import MPI
 from words import read_word, shared_or_skip, write_word
 
 BLOCK = 160_000  # float32: 640 kB, about 50 us to copy
-SECONDS = float(os.environ.get("MPIFLEET_PROBE_SECONDS", "2"))
+SECONDS = float(os.environ.get("MPIFLEET_PROBE_SECONDS", "1"))
 BETWEEN_S = 200e-6  # what a server computes outside its exclusive epoch
 FREE, WAITING = 0, 1
 

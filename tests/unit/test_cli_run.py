@@ -303,22 +303,30 @@ def test_errors_are_one_line_and_status_2(tmp_path, capfd):
     ],
 )
 def test_exit_status_and_last_line(script, status, last):
-    supervised = (
-        "import os, sys; from mpifleet.cli import supervise; "
-        "command = ['/bin/sh', '-c', sys.argv[1]]; roles = ['worker 0', 'server 0']; "
-        "sys.exit(supervise.run(command, os.environ, False, roles))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", supervised, script],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = supervised(script)
     assert done.returncode == status
     lines = done.stderr.splitlines()
     assert (lines[-1] if lines else "").endswith(last)
     assert "noise" not in lines[-1:]
+
+
+def supervised(script: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    """A shell in the launcher's place."""
+    code = (
+        f"import os, sys; from mpifleet.cli import supervise; {before}; "
+        "command = ['/bin/sh', '-c', sys.argv[1]]; roles = ['worker 0', 'server 0']; "
+        "sys.exit(supervise.run(command, os.environ, False, roles))"
+    )
+    command = [sys.executable, "-c", code, script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_launcher_that_names_a_dead_rank_and_hangs_is_ended():
+    told = "mpirun noticed that process rank 1 with PID 0 on node a1 exited on signal 9"
+    done = supervised(f"echo '{told}' >&2; exec sleep 97", "supervise.GRACE_S = 0.5")
+    assert done.returncode == 137
+    last = "mpifleet: rank 1 (server 0) on a1 ended early, as sh reports"
+    assert done.stderr.splitlines()[-1] == last
 
 
 @pytest.mark.parametrize("value", ["two", "1.5", "0", "-3"])

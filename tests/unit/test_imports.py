@@ -20,7 +20,10 @@ HEAVY = ["mpi4py.MPI", "torch", "h5py", "horovod", "sklearn", "rich"]
 ROUNDS = 5
 MORE_THAN_NUMPY_S = 0.050
 LIMIT_S = 60
-TIMED = "import time; begin = time.process_time(); {}; print(time.process_time() - begin)"
+TIMED = (
+    "import numpy, time; begin_s = time.process_time(); import {}; "
+    "print(time.process_time() - begin_s)"
+)
 
 
 def python(*arguments: str) -> str:
@@ -50,15 +53,10 @@ def test_help_loads_nothing_heavy():
     assert "run" in out
 
 
-def test_importing_costs_little_more_than_numpy():
-    """Least CPU time of fresh interpreters, taken in turn: a busy machine adds least to it."""
-    cases = {"numpy": "import numpy"} | {name: f"import numpy, {name}" for name in LIGHT}
-    python("-c", "; ".join(cases.values()))  # compiles what is not compiled yet
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(ROUNDS):
-        for name, statement in cases.items():
-            seconds[name].append(float(python("-c", TIMED.format(statement))))
-    least = {name: min(values) for name, values in seconds.items()}
-    base = least.pop("numpy")
-    dear = {name: s - base for name, s in least.items() if s - base > MORE_THAN_NUMPY_S}
-    assert not dear, f"seconds over numpy's {base:.3f}"
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_costs_little_more_than_numpy(module):
+    """CPU time of the import where numpy is there already; a busy machine gets other chances."""
+    spent_s: list[float] = []
+    while len(spent_s) < ROUNDS and min(spent_s, default=1.0) > MORE_THAN_NUMPY_S:
+        spent_s.append(float(python("-c", TIMED.format(module))))
+    assert min(spent_s) <= MORE_THAN_NUMPY_S, spent_s

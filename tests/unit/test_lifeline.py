@@ -116,7 +116,7 @@ def test_a_silent_rank_is_reported_then_ended(program):
     ],
 )
 def test_strangers_are_shown_out_and_change_nothing(program, bytes_sent):
-    hub, address = hub_of(program, 2, then="time.sleep(2); line.goodbye()")
+    hub, address = hub_of(program, 2, then="time.sleep(0.5); line.goodbye()")
     stranger = socket.create_connection((address.host, address.port), LIMIT_S)
     stranger.sendall(bytes_sent)
     assert stranger.recv(1) == b""
