@@ -13,7 +13,7 @@ from mpifleet.errors import ConfigError, StallError
 from mpifleet.log import get_logger
 from mpifleet.mpi import gather_json, mpi_type, serial
 from mpifleet.partition import file_shard
-from mpifleet.patience import Backoff
+from mpifleet.patience import Doze
 from mpifleet.roles import Role, Roles
 
 MODES = ("sum", "min", "max")
@@ -149,7 +149,7 @@ def wait_for_all(comm: Any, gone: Callable[[], str] = str, report_s: float = flo
     """
     with serial:
         request = comm.Ibarrier()
-    backoff = Backoff(long_sleep_s=1e-3, spins=20)
+    doze = Doze()
     give_up_s = float("inf")
     reported_s = time.monotonic()
     while True:
@@ -165,4 +165,4 @@ def wait_for_all(comm: Any, gone: Callable[[], str] = str, report_s: float = flo
         if time.monotonic() - reported_s > report_s:
             reported_s = time.monotonic()
             get_logger().warning("still waiting for all in a collective call")
-        backoff.pause()
+        doze.pause()

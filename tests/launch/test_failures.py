@@ -155,7 +155,7 @@ def test_signals_to_a_forked_child_are_not_the_ranks(start_job):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_frozen_rank_is_reported_and_then_ended(start_job, rank):
-    limits = {"STALL_REPORT_S": "1", "STALL_END_S": "3"}
+    limits = {"STALL_REPORT_S": "2", "STALL_END_S": "4"}
     job = start_job(run_command(1, 2, JOB, "2:sleep"), limits)
     os.kill(job.wait_ready(3)[rank], signal.SIGSTOP)
     who = f"rank {rank} ({ROLES[rank]}) on {HOST}"

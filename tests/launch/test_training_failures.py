@@ -72,7 +72,7 @@ def test_who_leaves_in_the_middle_is_named(start_job, leaver, status, words):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_frozen_rank_of_a_training_job_is_reported_then_ended(start_job, tmp_path, rank):
     phases = Phases(tmp_path / "phases")
-    job = start_job(train(*ENDLESS, "--stall", "1", "4"), phases.environment)
+    job = start_job(train(*ENDLESS, "--stall", "2", "5"), phases.environment)
     phases.wait(job, 0, "push", 3)
     phases.wait(job, 1, "push", 3)
     os.kill(phases.of(rank)[0].pid, signal.SIGSTOP)
