@@ -29,6 +29,7 @@ TRIES = 3
 DISTURBED_SHARE = 0.1
 PADDLE = "Paddle fp32 text"
 AHEAD = ("--pull-ahead", "1")
+THREADS = ("--bf16", "--threads", "2")
 JOBS = {
     "async 2 workers bf16": Job("job", ("--bf16",), ranks=3),
     "async 2 workers fp32": Job("job", ranks=3),
@@ -36,9 +37,14 @@ JOBS = {
     "async 2 workers bf16 pull ahead": Job("job", ("--bf16", *AHEAD), ranks=3),
     "async 1 worker bf16": Job("job", ("--bf16",), ranks=2),
     "async 1 worker fp32": Job("job", ranks=2),
+    "async 1 worker of 2 threads bf16": Job("job", THREADS, ranks=2),
+    "async 1 worker bf16, 2 threads per operator": Job(
+        "job", ("--bf16", "--intra-op", "2"), ranks=2, env={"OMP_NUM_THREADS": "2"}
+    ),
     "sync 2 workers bf16": Job("job", ("--bf16", "--mode", "sync"), ranks=3),
     "hybrid 2 workers bf16": Job("job", ("--bf16", "--mode", "hybrid"), ranks=3),
     "one process bf16": Job("job", ("--bf16",)),
+    "one process of 2 threads bf16": Job("job", THREADS),
     "plain torch bf16": Job("torch", ("--bf16",)),
     "plain torch fp32": Job("torch"),
     "roofs": Job("roofs"),
@@ -69,6 +75,9 @@ ASKED = (
     Asked("sync 2 workers bf16", "async 2 workers bf16", Goal(0.9, at_most=False)),
     Asked("hybrid 2 workers bf16", "async 2 workers bf16"),
     Asked("async 2 workers bf16 pull ahead", "async 2 workers bf16"),
+    Asked("async 1 worker of 2 threads bf16", "async 2 workers bf16"),
+    Asked("async 1 worker bf16, 2 threads per operator", "async 2 workers bf16"),
+    Asked("one process of 2 threads bf16", "async 2 workers bf16"),
     Asked("async 1 worker bf16", PADDLE),
     Asked("async 1 worker fp32", PADDLE),
     Asked("one process bf16", "plain torch bf16"),

@@ -38,6 +38,8 @@ JOBS = {
     "async 2 workers bf16": Job("job", (BF16,), ranks=3),
     "async 2 workers fp32": Job("job", ranks=3),
     "async 2 workers bf16, pull ahead": Job("job", (BF16, "--pull-ahead", "1"), ranks=3),
+    "async 1 worker of 2 threads bf16": Job("job", (BF16, "--threads", "2"), ranks=2),
+    "one process of 2 threads bf16": Job("job", (BF16, "--threads", "2")),
     "Paddle async 1 thread fp32": Job("paddle"),
     "Paddle one process fp32": Job("paddle alone", ("--alone",)),
 }
@@ -68,6 +70,8 @@ ASKED = (
     Asked("async 2 workers bf16", "one process bf16"),
     Asked("async 2 workers fp32", "one process fp32"),
     Asked("async 2 workers bf16, pull ahead", "one process bf16"),
+    Asked("async 1 worker of 2 threads bf16", "one process bf16"),
+    Asked("one process of 2 threads bf16", "one process bf16"),
     Asked("one process bf16", "one process fp32"),
     Asked("plain torch fp32", "one process fp32"),
     Asked("Paddle async 1 thread fp32", "one process fp32"),

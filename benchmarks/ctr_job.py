@@ -35,7 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve, or train and be timed."""
     options = parse(argv)
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.intra_op)
     fleet.init()
     strategy = fleet.DistributedStrategy()
     for name, value in MODES[options.mode].items():
@@ -63,6 +63,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     ctr_model.add_options(parser)
     parser.add_argument("--mode", choices=sorted(MODES), default="async")
     parser.add_argument("--pull-ahead", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="training threads per worker")
+    parser.add_argument("--intra-op", type=int, default=1, help="threads that share an operator")
     return parser.parse_args(argv)
 
 
@@ -74,19 +76,29 @@ def work(
     share = (fleet.worker_index(), fleet.worker_num())
     train = data.load("train") if options.source == "memory" else None
 
-    def batches() -> Iterable[Samples]:
+    def batches(index: int, count: int) -> Iterable[Samples]:
         if train is not None:
-            return ctr_model.in_memory(train, options.batch_size, *share)
-        return ctr_model.from_text(data.train, options.batch_size, *share)
+            return ctr_model.in_memory(train, options.batch_size, index, count)
+        return ctr_model.from_text(data.train, options.batch_size, index, count)
 
-    def passed(some: Iterable[Samples]) -> int:
-        ahead = fleet.pull_ahead(some, lambda b: {model.embedding: torch.from_numpy(b.ids)})
-        return ctr_model.train(model, [optimizer], ahead, options.bf16)
+    def warm_up(*_: int) -> Iterable[Samples]:
+        return ctr_model.in_memory(data.load("test"), options.batch_size)[: ctr_model.WARM_UP_STEPS]
+
+    def passed(some: Callable[[int, int], Iterable[Samples]]) -> int:
+        samples = []
+
+        def work(thread: fleet.TrainingThread) -> None:
+            mine = some(share[0] * thread.num + thread.index, share[1] * thread.num)
+            table = thread.model.embedding
+            ahead = fleet.pull_ahead(mine, lambda b: {table: torch.from_numpy(b.ids)})
+            samples.append(ctr_model.train(thread.model, [thread.optimizer], ahead, options.bf16))
+
+        fleet.run_threads(work, options.threads)
+        return sum(samples)
 
     if not options.auc:
-        test = data.load("test")
-        passed(ctr_model.in_memory(test, options.batch_size)[: ctr_model.WARM_UP_STEPS])
-    figures = timed(lambda: passed(batches()), optimizer)
+        passed(warm_up)
+    figures = timed(lambda: passed(batches), optimizer)
     if options.auc:
         optimizer.refresh()
         mine = ctr_model.in_memory(data.load("test"), ctr_model.TEST_BATCH, *share)

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.rows_pull import PulledRows
+from mpifleet.ps.seat import Seat
 from mpifleet.step_clock import StepClock
 
 
@@ -33,9 +34,15 @@ class Exchange(Protocol):
 
     num_servers: int
     is_finished: bool
-    clock: StepClock
+    seat: Seat
+    """Whose clock runs and who has read what: another one while a training thread is at work."""
     waits_for_others: bool
     """Whether workers' steps wait for one another: who rests must then say so by `pause`."""
+
+    @property
+    def clock(self) -> StepClock:
+        """The seat's."""
+        ...
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """Rows of unique.keys, [u, dim], for the caller to keep."""

@@ -25,6 +25,7 @@ from mpifleet.role_makers import (
 )
 from mpifleet.session import Session
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
+from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "load_persistables",
     "pull_ahead",
     "run_server",
+    "run_threads",
     "save_persistables",
     "server_endpoints",
     "server_index",
@@ -153,12 +155,8 @@ def server_endpoints(to_string: bool = False) -> list[str] | str:
 
 
 def _endpoints(kind: str, to_string: bool) -> list[str] | str:
-    roles = _current().roles
-    if roles is None:
-        names = ["node0/0"] if kind == "worker" else []
-    else:
-        ranks = roles.worker_ranks if kind == "worker" else roles.server_ranks
-        names = [f"node{roles.nodes[rank]}/{rank}" for rank in ranks]
+    roles, alone = _current().roles, ["node0/0"] if kind == "worker" else []
+    names = roles.endpoints(kind) if roles else alone
     return ",".join(names) if to_string else names
 
 
@@ -240,6 +238,17 @@ def pull_ahead(
     session = _current()
     session.connected()
     return ahead(batches, look_ups, session.strategy.pull_ahead)
+
+
+def run_threads(train: Callable[[TrainingThread], None], thread_num: int | None = None) -> None:
+    """Call train(thread) in several threads of this worker at once; returns when all have.
+
+    thread: its `index` of `num`, and the `model` and `optimizer` to train with: values are shared
+    (Hogwild), gradients its own. In async mode each pushes its own steps; in every other mode they
+    step together and push their mean. thread_num: else CPU_NUM, else 1. Raises what one raised.
+    torch.autocast belongs inside train(). docs/performance.md compares threads with ranks.
+    """
+    _current().run_threads(train, thread_num)
 
 
 def flush() -> None:

@@ -43,11 +43,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.specs, self.embeddings = tables.specs, tables.embeddings
         self._dense_groups, self._sparse_groups = tables.dense_groups, tables.sparse_groups
         self._params = tables.params
-        self._values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
-        self._grads = [np.zeros_like(flat) for flat in self._values]
+        self.values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
+        self._grads = [np.zeros_like(flat) for flat in self.values]
         self._present = [np.zeros(len(spec.params), np.uint8) for spec in self.specs.dense]
         self._grad_views = self._views(self._grads)
-        self._value_views = self._views(self._values)
+        self._value_views = self._views(self.values)
 
     # -- hyper-parameters -------------------------------------------------------------------------
 
@@ -88,21 +88,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """This rank's dense parameters, flat, one array per dense table."""
         for views, params in zip(self._value_views, self._params, strict=True):
             _copy([param.detach() for param in params], views)
-        return self._values
+        return self.values
 
     def connect(self, exchange: Exchange) -> None:
         """Use `exchange` from now on and take over the dense values it holds."""
-        self._exchange = exchange
+        self.reroute(exchange)
         self._lend_values()
         if self.model is not None:
             mark_steps(self.model, exchange.clock)
+        self.refresh()
+
+    def reroute(self, exchange: Exchange) -> None:
+        """Use `exchange` from now on, here and in the tables' modules."""
+        self._exchange = exchange
         for table, embedding in enumerate(self.embeddings):
             embedding.connect(exchange, table)
-        self.refresh()
 
     def refresh(self) -> None:
         """Read the dense parameters from the servers."""
-        self._connected().pull_dense(self._values)
+        self._connected().pull_dense(self.values)
         self._write_values()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -125,6 +129,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     @property
+    def exchange(self) -> Exchange:
+        """Its way to the tables. Raises TableError before init_worker()."""
+        return self._connected()
+
+    @property
     def clock(self) -> StepClock:
         """Where this worker's time goes. Raises TableError before init_worker()."""
         return self._connected().clock
@@ -145,7 +154,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         exchange.clock.enter("push")
         gradients = self._collect(exchange.num_servers)
-        exchange.step(gradients, self._values, self._read_expected)
+        exchange.step(gradients, self.values, self._read_expected)
         self._write_values()
         exchange.clock.end_step()
         return loss
@@ -227,7 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _write_values(self) -> None:
         """Have every parameter show the flat arrays' values: copied where it lives elsewhere."""
-        for flat, spec, params in zip(self._values, self.specs.dense, self._params, strict=True):
+        for flat, spec, params in zip(self.values, self.specs.dense, self._params, strict=True):
             own: list[tuple[nn.Parameter, ParamSpec]] = []
             lent: list[tuple[nn.Parameter, ParamSpec]] = []
             base = flat.ctypes.data

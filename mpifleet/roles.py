@@ -211,6 +211,11 @@ class Roles:
             return f"server {self.server_ranks.index(rank)}"
         return f"worker {self.worker_ranks.index(rank)}"
 
+    def endpoints(self, kind: str) -> list[str]:
+        """Where the "worker" or "server" ranks are, as "node0/1": node and rank."""
+        ranks = self.worker_ranks if kind == "worker" else self.server_ranks
+        return [f"node{self.nodes[rank]}/{rank}" for rank in ranks]
+
     def node_rank(self, rank: int) -> int | None:
         """Rank within this rank's node communicator of a world rank; None on another node."""
         if self.nodes[rank] != self.nodes[self.world.rank]:

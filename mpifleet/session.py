@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 from torch import nn
 
@@ -30,6 +31,8 @@ from mpifleet.ps.agreement import compare
 from mpifleet.ps.job import Job
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
+from mpifleet.thread_exchange import ThreadsRun
+from mpifleet.training_threads import Train, make_threads, run_threads
 from mpifleet.util import Util, wait_for_all
 from mpifleet.watch import Watch, watch_alone
 
@@ -230,6 +233,19 @@ class Session:
         self.connected().flush()
         assert self.optimizer is not None
         self.optimizer.refresh()
+
+    def run_threads(self, train: Train, thread_num: int | None) -> None:
+        """Call train(thread) in that many training threads of this worker, until all return."""
+        exchange, optimizer = self.connected(), self.optimizer
+        assert optimizer is not None
+        strategy = self.strategy
+        merges = strategy.mode != "async" or strategy.a_sync_configs.staleness >= 0
+        threads = make_threads(exchange, self.model, optimizer, thread_num, merges)
+        self.exchange = exchange if len(threads) == 1 else cast(Exchange, ThreadsRun())
+        try:
+            run_threads(threads, optimizer, train)
+        finally:
+            self.exchange = exchange
 
     def stop(self) -> None:
         """Push no more; worker 0 says where its time went."""

@@ -36,6 +36,12 @@ class StepClock:
         self.enter("data")
         self._steps += 1
 
+    def add(self, split: "StepSplit") -> None:
+        """Count what another clock has measured too, beside the time of this one."""
+        for name, seconds in split.seconds.items():
+            self._seconds[name] += seconds
+        self._steps += split.steps
+
     def split(self) -> "StepSplit":
         """All that was measured so far."""
         self.enter(self.phase)

@@ -13,6 +13,7 @@ from mpifleet.ps.mailbox import Lane, WorkerMailbox, lanes_of
 from mpifleet.ps.message import NO_VERSION, Kind, dense_arrays, lay_out, rows_arrays
 from mpifleet.ps.read_versions import ReadVersions
 from mpifleet.ps.rows_pull import RowsPull
+from mpifleet.ps.seat import Seat
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 
 
@@ -25,13 +26,22 @@ class Client:
     def __init__(self, layouts: Sequence[ShardLayout], home: Home, mailbox: WorkerMailbox) -> None:
         self.specs: TableSpecs = layouts[0].specs
         self.num_servers = len(layouts)
-        self.clock = mailbox.clock
         self._layouts = layouts
         self._home = home
         self._mailbox = mailbox
         self.lanes = lanes_of(self.specs)
-        self._read = ReadVersions(self.num_servers)
+        self.seat = Seat(mailbox.clock, ReadVersions(self.num_servers))
         self._under_way: RowsPull | None = None
+
+    @property
+    def seat(self) -> Seat:
+        """Whose clock runs, and whose reads a push is computed from."""
+        return self._seat
+
+    @seat.setter
+    def seat(self, seat: Seat) -> None:
+        self._seat = seat
+        self._mailbox.clock = seat.clock
 
     # -- push -------------------------------------------------------------------------------------
 
@@ -52,7 +62,7 @@ class Client:
         """
         for server, layout in enumerate(self._layouts):
             arrays = dense_arrays(layout, hypers, present, flats)
-            version = int(self._read.dense[server])
+            version = int(self._seat.read.dense[server])
             self._post_step(server, Lane.DENSE, step, nonfinite, arrays, version)
 
     def push_rows(
@@ -68,7 +78,7 @@ class Client:
         hypers: float64 [num_sparse, HYPER_SIZE]; unique and values [u, dim], one per sparse table.
         nonfinite: see push_dense. Waits while the last push was not applied.
         """
-        versions = self._read.rows_of_push().tolist()
+        versions = self._seat.read.rows_of_push().tolist()
         for server in range(self.num_servers):
             shares = [keys.share(server) for keys in unique]
             arrays = rows_arrays(
@@ -135,7 +145,7 @@ class Client:
         """
         self._settle()
         spec = self.specs.sparse[table]
-        self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique, self._read)
+        self._under_way = RowsPull(self._home, self._mailbox, table, spec, unique, self._seat.read)
         return self._under_way
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
@@ -153,9 +163,9 @@ class Client:
         for server in range(self.num_servers):
             if self._home.reaches(server):
                 self._home.read_dense(server, flats)
-                self._read.dense[server] = self._home.versions[server, Lane.DENSE]
+                self._seat.read.dense[server] = self._home.versions[server, Lane.DENSE]
             else:
-                self._read.dense[server] = self._ask_dense(server, flats)
+                self._seat.read.dense[server] = self._ask_dense(server, flats)
 
     def _ask_dense(self, server: int, flats: list[np.ndarray]) -> int:
         """Ask a far server for its dense slices; the version that the first answer is of."""

@@ -15,6 +15,7 @@ from mpifleet.ps.finite import FiniteGuard, first_nonfinite
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import DenseGradient, Kind, RowsGradient
 from mpifleet.ps.rows_pull import PulledRows
+from mpifleet.ps.seat import Seat
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 from mpifleet.ps.storage import Storage
@@ -36,7 +37,6 @@ class RemoteExchange:
         self, client: Client, sync: bool, *, dense_sync: bool = False, staleness: int = -1
     ) -> None:
         self.num_servers = client.num_servers
-        self.clock = client.clock
         self._client = client
         # The lanes of which the servers apply one mean per step.
         merged = [lane for lane in client.lanes if sync or (dense_sync and lane is Lane.DENSE)]
@@ -46,6 +46,20 @@ class RemoteExchange:
         self._step = 0
         self.is_finished = False
         self._is_paused = False
+
+    @property
+    def seat(self) -> Seat:
+        """See Exchange."""
+        return self._client.seat
+
+    @seat.setter
+    def seat(self, seat: Seat) -> None:
+        self._client.seat = seat
+
+    @property
+    def clock(self) -> StepClock:
+        """See Exchange."""
+        return self._client.seat.clock
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """See Exchange."""
@@ -164,7 +178,7 @@ class LocalExchange:
         skip_nonfinite: bool,
         load_from: Path | None,
     ) -> None:
-        self.clock = StepClock()
+        self.seat = Seat.new(self.num_servers)
         layout = ShardLayout(specs, 0, 1)
         memory = np.zeros(layout.num_bytes, np.uint8)
         self._shard = Shard(layout, memory, dense_hypers, sparse_hypers)
@@ -177,6 +191,11 @@ class LocalExchange:
             self._shard.initialize_rows()
         else:
             self._storage.load(load_from)
+
+    @property
+    def clock(self) -> StepClock:
+        """See Exchange."""
+        return self.seat.clock
 
     def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
         """See Exchange."""

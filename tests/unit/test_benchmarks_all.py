@@ -40,6 +40,7 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "ps_gaps": (0, []),
         "ps_served": (0, []),
         "ctr": (0, []),
+        "ctr_nodes": (0, []),
         "ctr_auc": (0, []),
         "ctr_cost": (0, []),
     }
@@ -57,7 +58,7 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "benchmarks: ps_idle ended with status 143",
     ]
     assert out.count("| plain |") == 2
-    assert [command[3:] for command in commands] == [["--quick"]] * 9
+    assert [command[3:] for command in commands] == [["--quick"]] * 10
 
 
 def test_every_benchmark_is_run():

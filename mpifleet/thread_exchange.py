@@ -1,0 +1,225 @@
+"""A worker's exchange as each of its training threads sees it: one thread at a time uses it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpifleet.errors import ConfigError
+from mpifleet.exchange import Exchange, Gradients
+from mpifleet.partition import UniqueKeys
+from mpifleet.ps.rows_pull import PulledRows
+from mpifleet.ps.seat import Seat
+from mpifleet.ps.spec import TableSpecs
+from mpifleet.step_clock import StepClock
+from mpifleet.thread_mean import mean_of
+
+
+class OtherThreadFailed(Exception):
+    """Ends a training thread where another one has failed; nobody else sees it."""
+
+
+class ThreadsRun:
+    """Stands where the worker's own exchange stood while its training threads have it.
+
+    Whatever is asked of it raises ConfigError.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError(
+            "while fleet.run_threads(...) runs, tables are reached through the model and the "
+            "optimizer that each training thread was given (thread.model, thread.optimizer); "
+            f"nothing else of fleet may use them ({name!r} was asked for)"
+        )
+
+
+class Turns:
+    """The one exchange that the threads take turns at.
+
+    merges: whether the threads' gradients of a step make one push, their mean, else each pushes
+    its own.  num_threads: those that train, until they `leave`.
+    """
+
+    def __init__(
+        self, exchange: Exchange, specs: TableSpecs, num_threads: int, merges: bool
+    ) -> None:
+        self.exchange = exchange
+        self.merges = merges
+        self._specs = specs
+        self._active = num_threads
+        self._has_failed = False
+        self._turn = threading.Condition(threading.RLock())
+        self._given: dict[int, tuple[Gradients, Callable[[], None]]] = {}
+        self._pushed = 0
+
+    @contextmanager
+    def of(self, seat: Seat) -> Iterator[Exchange]:
+        """The exchange, for the thread that has this seat. Raises OtherThreadFailed."""
+        before = seat.clock.enter("wait")
+        with self._turn:
+            self._check()
+            seat.clock.enter(before)
+            own, self.exchange.seat = self.exchange.seat, seat
+            try:
+                yield self.exchange
+            finally:
+                self.exchange.seat = own
+
+    def fail(self) -> None:
+        """End the other threads at their next use of the exchange."""
+        with self._turn:
+            self._has_failed = True
+            self._turn.notify_all()
+
+    def leave(self, seat: Seat, flats: list[np.ndarray]) -> None:
+        """A thread has no more steps: the others do not wait for it."""
+        with self._turn:
+            self._active -= 1
+            if self._given and not self._has_failed:
+                self._push_if_all_are_there(seat, flats)
+
+    def step_together(
+        self,
+        index: int,
+        seat: Seat,
+        gradients: Gradients,
+        flats: list[np.ndarray],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """One step of all active threads: returns once their mean is handed over, values read.
+
+        The last to come does it for all, in the order of the threads whoever that is.
+        """
+        before = seat.clock.enter("wait")
+        with self._turn:
+            self._check()
+            self._given[index] = gradients, meanwhile
+            number = self._pushed
+            seat.clock.enter(before)
+            if not self._push_if_all_are_there(seat, flats):
+                seat.clock.enter("wait")
+                self._turn.wait_for(lambda: self._pushed > number or self._has_failed)
+                seat.clock.enter(before)
+                self._check()
+
+    def _push_if_all_are_there(self, seat: Seat, flats: list[np.ndarray]) -> bool:
+        if len(self._given) < self._active:
+            return False
+        given = [self._given[index] for index in sorted(self._given)]
+        self._given = {}
+        with self.of(seat) as exchange:
+            mean = mean_of([each for each, _ in given], self._specs, exchange.num_servers)
+            exchange.step(mean, flats, lambda: _call_all([then for _, then in given]))
+        self._pushed += 1
+        self._turn.notify_all()
+        return True
+
+    def _check(self) -> None:
+        if self._has_failed:
+            raise OtherThreadFailed
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
+class ThreadExchange:
+    """One training thread's way to the tables; see Exchange."""
+
+    def __init__(self, turns: Turns, index: int) -> None:
+        self.num_servers = turns.exchange.num_servers
+        self.is_finished = False
+        self.waits_for_others = turns.exchange.waits_for_others
+        self.seat = Seat.new(self.num_servers)
+        self._turns = turns
+        self._index = index
+
+    @property
+    def clock(self) -> StepClock:
+        """Where this thread's time goes."""
+        return self.seat.clock
+
+    def pull_rows(self, table: int, unique: UniqueKeys) -> np.ndarray:
+        """See Exchange."""
+        with self._turns.of(self.seat) as exchange:
+            return exchange.pull_rows(table, unique)
+
+    def begin_rows(self, table: int, unique: UniqueKeys) -> PulledRows:
+        """See Exchange."""
+        with self._turns.of(self.seat) as exchange:
+            return _ThreadRows(self._turns, self.seat, exchange.begin_rows(table, unique))
+
+    def pull_dense(self, flats: list[np.ndarray]) -> None:
+        """See Exchange."""
+        with self._turns.of(self.seat) as exchange:
+            exchange.pull_dense(flats)
+
+    def step(
+        self,
+        gradients: Gradients,
+        flats: list[np.ndarray],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See Exchange."""
+        if self._turns.merges:
+            self._turns.step_together(self._index, self.seat, gradients, flats, meanwhile)
+        else:
+            with self._turns.of(self.seat) as exchange:
+                exchange.step(gradients, flats, meanwhile)
+
+    def flush(self) -> None:
+        """See Exchange."""
+        with self._turns.of(self.seat) as exchange:
+            exchange.flush()
+
+    def leave(self, flats: list[np.ndarray]) -> None:
+        """Make no more steps."""
+        self._turns.leave(self.seat, flats)
+
+    def fail(self) -> None:
+        """End the other threads at their next use of the exchange."""
+        self._turns.fail()
+
+    def finish(self) -> None:
+        """Raises ConfigError, as the others below do: the worker has one beginning and one end."""
+        raise _not_in_a_thread("finish")
+
+    def pause(self) -> None:
+        """See finish."""
+        raise _not_in_a_thread("pause")
+
+    def resume(self) -> None:
+        """See finish."""
+        raise _not_in_a_thread("resume")
+
+    def save(self, *_: Any) -> None:
+        """See finish."""
+        raise _not_in_a_thread("save")
+
+    def load(self, *_: Any) -> None:
+        """See finish."""
+        raise _not_in_a_thread("load")
+
+
+def _not_in_a_thread(what: str) -> ConfigError:
+    return ConfigError(f"a training thread cannot {what}: that is for after fleet.run_threads(...)")
+
+
+class _ThreadRows:
+    """See PulledRows."""
+
+    def __init__(self, turns: Turns, seat: Seat, rows: PulledRows) -> None:
+        self._turns, self._seat, self._rows = turns, seat, rows
+
+    def read_near(self) -> None:
+        """See PulledRows."""
+        with self._turns.of(self._seat):
+            self._rows.read_near()
+
+    def take(self) -> np.ndarray:
+        """See PulledRows."""
+        with self._turns.of(self._seat):
+            return self._rows.take()
