@@ -47,16 +47,19 @@ class Part:
 
 
 def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
-    """Every part in the order in which they begin: what fails fast first, then the longest."""
+    """Every part in the order in which they begin: what fails fast first, the longest next.
+
+    The shortest come last, so that no lane is left with nothing to do.
+    """
     yield from _lint_parts(root, venvs)
     yield from _launch_parts(venvs, "system")
     python = str(venvs / "system" / "bin" / "python")
     # One thread: small tensors, and the cores are shared with the processes that tests start.
     yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
-    yield from (mpi_part(venvs, "system", ranks) for ranks in RANK_COUNTS)
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
-    yield from (mpi_part(venvs, "wheel", ranks) for ranks in RANK_COUNTS)
     yield from _launch_parts(venvs, "wheel")
+    for ranks in reversed(RANK_COUNTS):
+        yield from (mpi_part(venvs, mpi, ranks) for mpi in MPIS)
 
 
 def _lint_parts(root: Path, venvs: Path) -> Iterator[Part]:
