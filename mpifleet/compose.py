@@ -6,8 +6,9 @@ from mpifleet.errors import ConfigError
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
 from mpifleet.ps.client import Client
-from mpifleet.ps.exchange import LocalExchange, RemoteExchange
+from mpifleet.ps.exchange import RemoteExchange
 from mpifleet.ps.job import Settings
+from mpifleet.ps.local_exchange import LocalExchange
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.strategy_rules import check_together
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.rows_pull import PulledRows
+from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
 from mpifleet.step_clock import StepClock
 
@@ -84,8 +85,18 @@ class Exchange(Protocol):
         """Take part again. All workers that paused call it between two barriers."""
         ...
 
-    def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
+    def save(
+        self,
+        directory: Path,
+        meta: dict[str, Any],
+        buffers: dict[str, np.ndarray],
+        options: SaveOptions,
+    ) -> None:
         """Write all tables as one file into `directory`."""
+        ...
+
+    def settle_saves(self) -> None:
+        """Return once nothing that `save` began is being written. Raises CheckpointError."""
         ...
 
     def load(self, directory: Path) -> None:

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from mpifleet.checkpoint import Keep
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
+from mpifleet.ps.saving import SaveOptions
 from mpifleet.pull_ahead import ahead
 from mpifleet.role_makers import (
     MPISymmetricRoleMaker,
@@ -85,8 +87,6 @@ def init(
     """
     global _session
     symmetric = is_symmetric(role_maker, is_collective)
-    if strategy is not None and not isinstance(strategy, DistributedStrategy):
-        raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
     if _session is not None:
         raise ConfigError("fleet.init() was called before in this process")
     _session = Session(strategy, server_num, worker_num, role, symmetric)
@@ -176,20 +176,14 @@ def distributed_optimizer(
 ) -> DistributedOptimizer:
     """Wrap a torch optimizer: its step() pushes gradients to the servers and pulls what they made.
 
-    Called on every rank, servers too, with the same model and optimizer. strategy: else the one
-    given to init().  model: gives parameters their names; else distributed_model's.
+    Called on every rank, servers too, with the same model and optimizer. strategy: else init()'s.
+    model: gives parameters their names; else distributed_model's.
     """
     session = _current()
-    if strategy is not None:
-        if not isinstance(strategy, DistributedStrategy):
-            raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
-        session.set_strategy(strategy)
+    session.set_strategy(strategy)
     session.check_not_started("distributed_optimizer(...)")
     if session.optimizer is not None:
-        raise ConfigError(
-            "distributed_optimizer(...) was called before: a job has one optimizer; "
-            "use param groups for different settings"
-        )
+        raise ConfigError("a job has one optimizer; use param groups for different settings")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer={optimizer!r}; use a torch.optim optimizer")
     if model is not None:
@@ -232,8 +226,7 @@ def pull_ahead(
 
     look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
     strategy.pull_ahead says how many batches ahead; with 0 nothing is pulled ahead.  A row pulled
-    ahead may miss the last pushes; dense parameters never do.
-    Memory: the rows of so many batches.
+    ahead may miss the last pushes; dense parameters never do. Memory: rows of so many batches.
     """
     session = _current()
     session.connected()
@@ -252,10 +245,7 @@ def run_threads(train: Callable[[TrainingThread], None], thread_num: int | None 
 
 
 def flush() -> None:
-    """Return once everything this worker pushed is applied, with the dense parameters read anew.
-
-    For instance before an evaluation.
-    """
+    """Return once all this worker pushed is applied, with dense parameters read anew."""
     _current().flush()
 
 
@@ -264,14 +254,24 @@ def barrier_worker() -> None:
     _current().util.barrier("worker")
 
 
-def save_persistables(dirname: str | os.PathLike[str]) -> None:
-    """Write all parameters, tables and optimizer state as one HDF5 file into `dirname`.
+def save_persistables(
+    dirname: str | os.PathLike[str],
+    *,
+    wait: bool = True,
+    refuse_busy: bool = False,
+    keep_last: int = 1,
+    keep_every: int = 0,
+) -> None:
+    """Write all parameters, tables and optimizer state as one new HDF5 file into `dirname`.
 
     Worker 0 alone may call it, or all workers: worker 0's call writes, what the servers have
     received by then included; the others return once their own pushes are applied (barrier_worker()
-    afterwards tells them that the file is there). Raises CheckpointError; an earlier file stays.
+    afterwards tells them that the file is there).  wait=False: return once the tables are copied;
+    what fails later is raised by the next save or stop_worker().  refuse_busy: raise while an
+    earlier one is being written.  The keep_last newest stay, and those whose number keep_every
+    divides.  Raises CheckpointError; the earlier files then stay.
     """
-    _current().save(Path(dirname))
+    _current().save(Path(dirname), SaveOptions(wait, refuse_busy, Keep(keep_last, keep_every)))
 
 
 def load_persistables(dirname: str | os.PathLike[str]) -> None:

@@ -76,14 +76,14 @@ def to_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_arrays(directory: Path, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """The checkpoint's values of the tensors; the tensors stay as they are.
+def read_arrays(path: Path, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """The values of the tensors in a checkpoint that was checked; the tensors stay as they are.
 
     Raises CheckpointError naming the first that is missing or of another shape.
     """
     if not tensors:
         return {}
-    with open_checkpoint(directory) as checkpoint:
+    with open_checkpoint(path, checked=True) as checkpoint:
         saved, path = checkpoint.buffers(), checkpoint.path
     for name, tensor in tensors.items():
         if name not in saved:

@@ -8,13 +8,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from mpifleet._version import __version__
-from mpifleet.checkpoint import FILE_NAME
+from mpifleet.checkpoint import LATEST
 from mpifleet.errors import CheckpointError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.optimizer import DistributedOptimizer
-from mpifleet.ps.agreement import raise_first_failure
-from mpifleet.ps.saving import appears
+from mpifleet.ps.agreement import checked_by_all, raise_first_failure
+from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles
 from mpifleet.strategy import DistributedStrategy
 
@@ -32,14 +32,14 @@ class Persistables:
     optimizer: DistributedOptimizer
     exchange: Exchange
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, options: SaveOptions) -> None:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
         self.exchange.flush()
         if self.roles is None or self.roles.index == 0:
             meta = {"package": __version__, "strategy": self.strategy.to_dict()}
             buffers = to_arrays(self._tensors())
-            self.exchange.save(directory.absolute(), meta, buffers)
-            if not appears(directory.absolute() / FILE_NAME):
+            self.exchange.save(directory.absolute(), meta, buffers, options)
+            if options.wait and not appears(directory.absolute() / LATEST):
                 raise CheckpointError(
                     f"{directory} is not the same directory on the node of worker 0"
                 )
@@ -52,15 +52,17 @@ class Persistables:
         """
         comm = self.roles.group if self.roles is not None else None
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
+        self.exchange.settle_saves()
         tensors, failure = self._tensors(), ""
+        path = checked_by_all(comm, directory.absolute(), meeting)
         try:
-            saved = read_arrays(directory, tensors)
+            saved = read_arrays(path, tensors)
         except CheckpointError as error:
             failure = str(error)
         raise_first_failure(comm, failure, meeting())
         if self.roles is None or self.roles.index == 0:
             try:
-                self.exchange.load(directory.absolute())
+                self.exchange.load(path)
             except CheckpointError as error:
                 failure = str(error)
         raise_first_failure(comm, failure, meeting())

@@ -29,6 +29,7 @@ from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
 from mpifleet.ps.agreement import compare
 from mpifleet.ps.job import Job
+from mpifleet.ps.saving import SaveOptions
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.thread_exchange import ThreadsRun
@@ -56,7 +57,7 @@ class Session:
         role: str | None = None,
         symmetric: bool = False,
     ) -> None:
-        self.strategy = strategy or DistributedStrategy()
+        self.strategy = _checked(strategy or DistributedStrategy())
         self.model: nn.Module | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.load_from: Path | None = None
@@ -109,10 +110,11 @@ class Session:
 
     # -- start ------------------------------------------------------------------------------------
 
-    def set_strategy(self, strategy: DistributedStrategy) -> None:
-        """Take another strategy than init()'s, before the start."""
-        self.check_not_started("another strategy")
-        self.strategy = strategy
+    def set_strategy(self, strategy: DistributedStrategy | None) -> None:
+        """Take another strategy than init()'s, before the start; None for that one."""
+        if strategy is not None:
+            self.check_not_started("another strategy")
+            self.strategy = _checked(strategy)
 
     def check_not_started(self, what: str) -> None:
         """Raise ConfigError where `what` comes too late."""
@@ -255,9 +257,9 @@ class Session:
         if split.steps and (self.roles is None or self.roles.index == 0):
             get_logger().info("%s", split.summary())
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, options: SaveOptions = SaveOptions()) -> None:  # noqa: B008
         """See Persistables."""
-        self._persistables().save(directory)
+        self._persistables().save(directory, options)
 
     def load(self, directory: Path) -> None:
         """See Persistables. Collective over workers."""
@@ -287,3 +289,9 @@ class Session:
         wait_for_all(self._watch.comm)
         if self._job is not None:
             self._job.free()
+
+
+def _checked(strategy: DistributedStrategy) -> DistributedStrategy:
+    if not isinstance(strategy, DistributedStrategy):
+        raise ConfigError(f"strategy={strategy!r}; use a fleet.DistributedStrategy")
+    return strategy

@@ -199,6 +199,10 @@ class ThreadExchange:
         """See finish."""
         raise _not_in_a_thread("save")
 
+    def settle_saves(self) -> None:
+        """See finish."""
+        raise _not_in_a_thread("settle_saves")
+
     def load(self, *_: Any) -> None:
         """See finish."""
         raise _not_in_a_thread("load")

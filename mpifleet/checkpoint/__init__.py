@@ -1,18 +1,41 @@
-"""Checkpoints: one HDF5 file per save, described in docs/checkpoint-format.md.
+"""Checkpoints: numbered HDF5 files in a directory, described in docs/checkpoint-format.md.
 
 The only part of the package that imports h5py.
 """
 
-from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, FILE_NAME, DenseEntry, SparseEntry
+from mpifleet.checkpoint.digests import Block, check
+from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
+from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
 from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
-from mpifleet.checkpoint.writer import write_checkpoint
+from mpifleet.checkpoint.writer import (
+    Part,
+    Places,
+    check_space,
+    lay_out,
+    write_checkpoint,
+    write_parts,
+    writing,
+)
 
 __all__ = [
     "CHECKPOINT_FORMAT",
-    "FILE_NAME",
+    "LATEST",
+    "Block",
     "Checkpoint",
     "DenseEntry",
-    "SparseEntry",
+    "DenseShape",
+    "Keep",
+    "Newcomer",
+    "Part",
+    "Places",
+    "SparseShape",
+    "check",
+    "check_space",
+    "is_checkable",
+    "lay_out",
+    "newest",
     "open_checkpoint",
     "write_checkpoint",
+    "write_parts",
+    "writing",
 ]

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and how its parts are called in the file (format version 1).
+"""What a checkpoint holds and how its parts are called in the file (format version 2).
 
 docs/checkpoint-format.md describes the same field by field. Only numbers and UTF-8 text are stored.
 """
@@ -6,47 +6,58 @@ docs/checkpoint-format.md describes the same field by field. Only numbers and UT
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpifleet.errors import CheckpointError
+from mpifleet.partition import shard_rows
 
-CHECKPOINT_FORMAT = 1
-"""Version of the layout; a reader refuses every other."""
+CHECKPOINT_FORMAT = 2
+"""Version of the layout that is written."""
+READABLE_FORMATS = (1, 2)
+"""Versions that are read; every other is refused."""
 
 FORMAT_NAME = "mpifleet-checkpoint"
-FILE_NAME = "model.h5"
-BLOCK_BYTES = 64 << 20
-"""Upper bound of the bytes of sparse rows and state held at once while writing."""
-
-RESERVED_BLOCK_NAMES = ("rows", "keys")
+RESERVED_STATE_NAMES = ("rows", "keys")
 
 
-@dataclass(eq=False)
-class DenseEntry:
-    """One dense parameter with its optimizer state.
+@dataclass(frozen=True)
+class DenseShape:
+    """A dense parameter without its values.
 
-    value: any torch shape. state: arrays of the same shape by slot name. step: number of updates
-    so far. attrs: JSON-able facts (rule).
+    shape: any torch shape.  state_names: slots of the optimizer's state, of the same shape.
+    step: number of updates so far.  attrs: JSON-able facts (rule).
     """
 
     name: str
-    value: np.ndarray
-    state: dict[str, np.ndarray] = field(default_factory=dict)
+    shape: tuple[int, ...]
+    dtype: str
+    state_names: tuple[str, ...] = ()
     step: int = 0
-    attrs: dict[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def path(self, slot: str | None = None) -> str:
+        """Path inside the file of the value, or of a slot of the state."""
+        where = f"dense/{link_name(self.name)}"
+        return f"{where}/value" if slot is None else f"{where}/state/{link_name(slot)}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of value and state."""
+        size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return size * (1 + len(self.state_names))
 
 
-@dataclass(eq=False)
-class SparseEntry:
-    """One sparse table; its rows come block by block.
+@dataclass(frozen=True)
+class SparseShape:
+    """A sparse table without its values: keys 0 to num_rows - 1, in num_shards stretches.
 
-    block(first_key, last_key): {"rows": [n, dim], each state name: [n, dim]}, all of `dtype`, for
-    the keys first_key <= key < last_key. attrs: JSON-able facts (initializer, seed, update count,
-    rule).
+    Stretch s holds the keys s, s + num_shards, s + 2 num_shards, ... in this order.
+    attrs: JSON-able facts (initializer, seed, update count, rule).
     """
 
     name: str
@@ -54,8 +65,55 @@ class SparseEntry:
     dim: int
     dtype: str
     state_names: tuple[str, ...]
-    attrs: dict[str, Any]
-    block: Callable[[int, int], dict[str, np.ndarray]]
+    attrs: Mapping[str, Any]
+    num_shards: int = 1
+
+    def path(self, slot: str) -> str:
+        """Path inside the file of "keys", "rows" or a slot of the state."""
+        where = f"sparse/{link_name(self.name)}"
+        own = slot in RESERVED_STATE_NAMES
+        return f"{where}/{slot}" if own else f"{where}/state/{link_name(slot)}"
+
+    def first_row(self, shard: int) -> int:
+        """Where stretch `shard` begins in the file's order."""
+        return sum(shard_rows(self.num_rows, self.num_shards, s) for s in range(shard))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys, rows and state."""
+        row_bytes = self.dim * np.dtype(self.dtype).itemsize * (1 + len(self.state_names))
+        return self.num_rows * (8 + row_bytes)
+
+
+@dataclass(eq=False)
+class DenseEntry:
+    """One dense parameter with its optimizer state: see DenseShape; state: arrays by slot."""
+
+    name: str
+    value: np.ndarray
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    step: int = 0
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> DenseShape:
+        """Raises CheckpointError where the state does not fit the value."""
+        for slot, values in self.state.items():
+            if np.shape(values) != np.shape(self.value):
+                raise CheckpointError(
+                    f"state {slot!r} of {self.name!r} has shape {np.shape(values)}, "
+                    f"its value {np.shape(self.value)}: they must agree"
+                )
+        dtype = np.asarray(self.value).dtype.str
+        shape = tuple(np.shape(self.value))
+        return DenseShape(self.name, shape, dtype, tuple(self.state), self.step, self.attrs)
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Value and state by their paths inside the file."""
+        shape = self.shape
+        yield shape.path(), np.asarray(self.value)
+        for slot, values in self.state.items():
+            yield shape.path(slot), np.asarray(values, shape.dtype)
 
 
 def link_name(name: str) -> str:

@@ -13,29 +13,30 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpifleet.checkpoint.digests import check
+from mpifleet.checkpoint.directory import is_checkable, newest
 from mpifleet.checkpoint.layout import (
-    CHECKPOINT_FORMAT,
-    FILE_NAME,
     FORMAT_NAME,
+    READABLE_FORMATS,
     DenseEntry,
-    SparseEntry,
+    SparseShape,
     entry_name,
     is_numeric,
 )
 from mpifleet.errors import CheckpointError
+from mpifleet.partition import shard_range, shard_rows
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open `path`, a checkpoint file or the directory that holds model.h5; use it with `with`.
+def open_checkpoint(path: str | os.PathLike[str], checked: bool = False) -> Checkpoint:
+    """Open `path`, a checkpoint file or a directory of them, whose newest counts; with `with`.
 
-    Raises CheckpointError where it is missing, truncated, incomplete, of another version or no
-    checkpoint at all.
+    checked: its digests were looked at already.  Raises CheckpointError where it is missing,
+    truncated, damaged, incomplete, of another version or no checkpoint at all.
     """
-    where = Path(path)
-    if where.is_dir():
-        where = where / FILE_NAME
-    if not where.is_file():
-        raise CheckpointError(f"no checkpoint at {where}")
+    where = newest(Path(path))
+    is_old = not is_checkable(where)
+    if not is_old and not checked:
+        check(where)
     try:
         file = h5py.File(where, "r", locking=False)
     except OSError as cause:
@@ -43,7 +44,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"checkpoint {where} cannot be opened; it is damaged, truncated or not HDF5: {cause}"
         ) from cause
     try:
-        return Checkpoint(file, where)
+        return Checkpoint(file, where, is_old)
     except BaseException:
         file.close()
         raise
@@ -56,10 +57,10 @@ class Checkpoint:
     for a file whose content is not what its version promises.
     """
 
-    def __init__(self, file: h5py.File, path: Path) -> None:
+    def __init__(self, file: h5py.File, path: Path, is_old: bool) -> None:
         self.path = path
         self._file = file
-        self._check_head()
+        self._check_head(is_old)
         with self._reading("its table of contents"):
             self.meta: dict[str, Any] = {
                 entry_name(link): json.loads(text) for link, text in file["meta"].attrs.items()
@@ -107,51 +108,67 @@ class Checkpoint:
                 )
         return DenseEntry(name, value, state, step, attrs)
 
-    def sparse(self, name: str) -> SparseEntry:
-        """One sparse table; its `block` reads from this file while it is open."""
+    def sparse(self, name: str) -> SparseShape:
+        """One sparse table without its rows."""
         group = self._entry("sparse", name)
         with self._reading(f"sparse table {name!r}"):
             num_rows, dim = int(group.attrs["num_rows"]), int(group.attrs["dim"])
+            num_shards = int(group.attrs.get("num_shards", 1))
             attrs = json.loads(group.attrs["attributes"])
             dtype = str(group["rows"].dtype)
             state_names = tuple(entry_name(slot) for slot in group["state"])
             shapes = [group["rows"].shape, *(item.shape for item in group["state"].values())]
             num_keys = group["keys"].shape
+            if num_shards < 1:
+                raise ValueError(f"num_shards {num_shards}")
         if num_keys != (num_rows,) or any(shape != (num_rows, dim) for shape in shapes):
             raise CheckpointError(
                 f"checkpoint {self.path}: table {name!r} has num_rows={num_rows}, dim={dim}, but "
                 f"keys {num_keys}, rows and state {shapes}"
             )
+        return SparseShape(name, num_rows, dim, dtype, state_names, attrs, num_shards)
 
-        def block(first_key: int, last_key: int) -> dict[str, np.ndarray]:
-            return self.sparse_block(name, first_key, last_key)
+    def shard_block(self, name: str, shard: int, first: int, last: int) -> dict[str, np.ndarray]:
+        """{"rows": [n, dim], each state name: [n, dim]} of rows [first, last) of one stretch.
 
-        return SparseEntry(name, num_rows, dim, dtype, state_names, attrs, block)
-
-    def sparse_attrs(self, name: str) -> dict[str, Any]:
-        """The attributes a sparse table was written with."""
-        return self.sparse(name).attrs
+        Row i of stretch s is that of key s + i * num_shards.
+        """
+        table, group = self.sparse(name), self._entry("sparse", name)
+        most = shard_rows(table.num_rows, table.num_shards, shard)
+        if not (0 <= shard < table.num_shards and 0 <= first <= last <= most):
+            raise CheckpointError(
+                f"checkpoint {self.path}: rows [{first}, {last}) of stretch {shard} of table "
+                f"{name!r} lie outside [0, {most})"
+            )
+        start = table.first_row(shard)
+        bounds = (start + first, start + last)
+        with self._reading(f"sparse table {name!r}"):
+            keys = self._array(group["keys"], *bounds)
+            arrays = {"rows": self._array(group["rows"], *bounds)}
+            for slot, item in group["state"].items():
+                arrays[entry_name(slot)] = self._array(item, *bounds)
+        if not np.array_equal(keys, np.arange(first, last) * table.num_shards + shard):
+            raise CheckpointError(
+                f"checkpoint {self.path}: table {name!r} does not hold its keys in order"
+            )
+        return arrays
 
     def sparse_block(self, name: str, first_key: int, last_key: int) -> dict[str, np.ndarray]:
         """{"rows": [n, dim], each state name: [n, dim]} of first_key <= key < last_key."""
-        group = self._entry("sparse", name)
-        with self._reading(f"sparse table {name!r}"):
-            num_rows = group["keys"].shape[0]
-            if not 0 <= first_key <= last_key <= num_rows:
-                raise CheckpointError(
-                    f"checkpoint {self.path}: keys [{first_key}, {last_key}) of table {name!r} "
-                    f"lie outside [0, {num_rows})"
-                )
-            keys = group["keys"][first_key:last_key]
-            arrays = {"rows": self._array(group["rows"], first_key, last_key)}
-            for slot, item in group["state"].items():
-                arrays[entry_name(slot)] = self._array(item, first_key, last_key)
-        if not np.array_equal(keys, np.arange(first_key, last_key)):
+        table = self.sparse(name)
+        if not 0 <= first_key <= last_key <= table.num_rows:
             raise CheckpointError(
-                f"checkpoint {self.path}: table {name!r} does not hold the keys "
-                f"[{first_key}, {last_key}) in order"
+                f"checkpoint {self.path}: keys [{first_key}, {last_key}) of table {name!r} "
+                f"lie outside [0, {table.num_rows})"
             )
-        return arrays
+        shape, count = (last_key - first_key, table.dim), table.num_shards
+        out = {slot: np.empty(shape, table.dtype) for slot in ("rows", *table.state_names)}
+        for shard in range(count):
+            rows = shard_range(first_key, last_key, count, shard)
+            block = self.shard_block(name, shard, rows.start, rows.stop)
+            for slot, values in block.items():
+                out[slot][(shard - first_key) % count :: count] = values
+        return out
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Every buffer of the model by name."""
@@ -161,16 +178,18 @@ class Checkpoint:
                 out[name] = self._array(group["value"])
         return out
 
-    def _check_head(self) -> None:
+    def _check_head(self, is_old: bool) -> None:
         head = self._file.attrs
         if head.get("format") != FORMAT_NAME:
             raise CheckpointError(f"{self.path} is HDF5 but not a checkpoint of mpifleet")
         version = head.get("format_version")
-        if version != CHECKPOINT_FORMAT:
+        if version not in READABLE_FORMATS:
             raise CheckpointError(
                 f"checkpoint {self.path} has format version {version}; this mpifleet reads "
-                f"version {CHECKPOINT_FORMAT}"
+                f"versions {', '.join(map(str, READABLE_FORMATS))}"
             )
+        if is_old and version != 1:
+            raise CheckpointError(f"checkpoint {self.path} is incomplete: its digests are missing")
         if head.get("complete") != 1:
             raise CheckpointError(f"checkpoint {self.path} is incomplete: its writer was stopped")
 

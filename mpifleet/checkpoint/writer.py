@@ -1,26 +1,31 @@
-"""Write a checkpoint so that a reader sees either the whole new file or the previous one."""
+"""Write a checkpoint so that a reader sees either the whole new file or the previous one.
+
+The file is laid out at once: every array has its place before any is there.  So all servers write
+their parts side by side, each where it belongs, without HDF5 and without waiting for one another.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5d, h5p
 
+from mpifleet.checkpoint import digests
+from mpifleet.checkpoint.digests import Block, digest_of
+from mpifleet.checkpoint.directory import Keep, Newcomer, name_of
 from mpifleet.checkpoint.layout import (
-    BLOCK_BYTES,
     CHECKPOINT_FORMAT,
-    FILE_NAME,
     FORMAT_NAME,
-    RESERVED_BLOCK_NAMES,
+    RESERVED_STATE_NAMES,
     DenseEntry,
-    SparseEntry,
+    DenseShape,
+    SparseShape,
     is_numeric,
     json_text,
     link_name,
@@ -28,75 +33,60 @@ from mpifleet.checkpoint.layout import (
 from mpifleet.checkpoint.sink import Sink
 from mpifleet.errors import CheckpointError, FleetError
 
-_PREFIX, _SUFFIX = f".{FILE_NAME}.", ".tmp"
+Places = dict[str, int]
+"""Byte offset of every array in the file, by its path inside; arrays without bytes have none."""
+Part = tuple[int, np.ndarray]
+"""Bytes of the file: where they begin, and a C-contiguous array that holds them."""
 
 
-def write_checkpoint(
-    directory: str | os.PathLike[str],
-    *,
-    dense: Iterable[DenseEntry],
-    sparse: Iterable[SparseEntry],
+def lay_out(
+    newcomer: Newcomer,
+    dense: Iterable[DenseShape],
+    sparse: Iterable[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
-) -> Path:
-    """Write `<directory>/model.h5`, replacing the previous one at once; returns its path.
+) -> Places:
+    """Write everything but the dense parameters and tables, and say where these go.
 
-    Makes the directory where it is missing. Written under a temporary name beside it, synced,
-    renamed, and the directory synced. Not collective: one rank writes, its blocks of at most
-    BLOCK_BYTES come from each SparseEntry. meta: JSON-able values by name. Raises CheckpointError
-    naming path and cause, after removing the temporary file; errors of this package that a block
-    raises pass through. Leftovers of writers that were killed are removed.
+    meta: JSON-able values by name.  Raises CheckpointError or OSError.
     """
-    target = Path(directory) / FILE_NAME
-    dense, sparse = list(dense), list(sparse)
+    sink = Sink(newcomer.descriptor)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target.parent)
-        _check_space(target.parent, dense, sparse, buffers)
-        with _temporary(target.parent) as (descriptor, temporary):
-            sink = Sink(descriptor)
-            try:
-                with h5py.File(sink, "w") as file:
-                    _write_all(file, sink, dense, sparse, buffers, meta)
-            finally:
-                sink.check()  # the disk's error, not what HDF5 made of it
-            os.fchmod(descriptor, 0o666 & ~_umask())
-            os.fsync(descriptor)
-            os.replace(temporary, target)  # noqa: PTH105
-        _sync_directory(target.parent)
-    except FleetError:
-        raise
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as cause:
-        raise CheckpointError(f"cannot write checkpoint {target}: {cause}") from cause
-    return target
+        with h5py.File(sink, "w") as file:
+            places = _lay_out_all(file, dense, sparse, buffers, meta)
+            sink.check()
+    finally:
+        sink.check()  # the disk's error, not what HDF5 made of it
+    return places
 
 
-def _write_all(
+def _lay_out_all(
     file: h5py.File,
-    sink: Sink,
-    dense: list[DenseEntry],
-    sparse: list[SparseEntry],
+    dense: Iterable[DenseShape],
+    sparse: Iterable[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
-) -> None:
+) -> Places:
     file.attrs["format"] = FORMAT_NAME
     file.attrs["format_version"] = CHECKPOINT_FORMAT
-    file.attrs["complete"] = 0
+    file.attrs["complete"] = 1  # a file that is not has no digests, and not its name
     facts = file.create_group("meta")
     for name, value in meta.items():
         facts.attrs[link_name(name)] = json_text(f"meta entry {name!r}", value)
+    datasets: list[h5py.Dataset] = []
     group = file.create_group("dense")
-    for index, entry in enumerate(dense):
-        _write_dense(_new_entry(group, entry.name, index), entry)
-        sink.check()
+    for index, param in enumerate(dense):
+        datasets += _lay_out_dense(_new_entry(group, param.name, index), param)
     group = file.create_group("sparse")
     for index, table in enumerate(sparse):
-        _write_sparse(_new_entry(group, table.name, index), sink, table)
+        datasets += _lay_out_sparse(_new_entry(group, table.name, index), table)
     group = file.create_group("buffers")
     for index, (name, values) in enumerate(buffers.items()):
-        _write_array(_new_entry(group, name, index), "value", values, name)
-    file.flush()
-    file.attrs["complete"] = 1
+        array = np.asarray(values)
+        _check_dtype(name, array.dtype)
+        _new_entry(group, name, index).create_dataset("value", data=array)
+    offsets = {dataset.name[1:]: dataset.id.get_offset() for dataset in datasets}
+    return {path: int(offset) for path, offset in offsets.items() if offset is not None}
 
 
 def _new_entry(parent: h5py.Group, name: str, index: int) -> h5py.Group:
@@ -109,132 +99,149 @@ def _new_entry(parent: h5py.Group, name: str, index: int) -> h5py.Group:
     return group
 
 
-def _write_dense(group: h5py.Group, entry: DenseEntry) -> None:
-    group.attrs["step"] = int(entry.step)
-    group.attrs["attributes"] = json_text(f"attrs of {entry.name!r}", entry.attrs)
-    _write_array(group, "value", entry.value, entry.name)
+def _lay_out_dense(group: h5py.Group, param: DenseShape) -> Iterator[h5py.Dataset]:
+    group.attrs["step"] = int(param.step)
+    group.attrs["attributes"] = json_text(f"attrs of {param.name!r}", param.attrs)
+    dtype = _check_dtype(param.name, np.dtype(param.dtype))
+    yield _reserve(group, "value", param.shape, dtype)
     state = group.create_group("state")
-    for slot, values in entry.state.items():
-        if np.shape(values) != np.shape(entry.value):
-            raise CheckpointError(
-                f"state {slot!r} of {entry.name!r} has shape {np.shape(values)}, "
-                f"its value {np.shape(entry.value)}: they must agree"
-            )
-        _write_array(state, link_name(slot), values, f"{entry.name}, state {slot}")
+    for slot in param.state_names:
+        yield _reserve(state, link_name(slot), param.shape, dtype)
 
 
-def _write_array(group: h5py.Group, link: str, values: np.ndarray, owner: str) -> None:
-    array = np.asarray(values)
-    if not is_numeric(array.dtype):
-        raise CheckpointError(f"{owner!r} has dtype {array.dtype}; only numbers can be stored")
-    group.create_dataset(link, data=array)
-
-
-def _write_sparse(group: h5py.Group, sink: Sink, table: SparseEntry) -> None:
-    dtype = np.dtype(table.dtype)
-    if not is_numeric(dtype) or set(table.state_names) & set(RESERVED_BLOCK_NAMES):
+def _lay_out_sparse(group: h5py.Group, table: SparseShape) -> Iterator[h5py.Dataset]:
+    dtype = _check_dtype(table.name, np.dtype(table.dtype))
+    if set(table.state_names) & set(RESERVED_STATE_NAMES):
         raise CheckpointError(
-            f"table {table.name!r} with dtype {dtype} and state {list(table.state_names)}: use a "
-            f"numeric dtype and state names other than {', '.join(RESERVED_BLOCK_NAMES)}"
+            f"table {table.name!r} with state {list(table.state_names)}: use other names than "
+            f"{', '.join(RESERVED_STATE_NAMES)}"
         )
-    group.attrs["num_rows"] = int(table.num_rows)
-    group.attrs["dim"] = int(table.dim)
+    for name in ("num_rows", "dim", "num_shards"):
+        group.attrs[name] = int(getattr(table, name))
     group.attrs["attributes"] = json_text(f"attrs of {table.name!r}", table.attrs)
-    keys = group.create_dataset("keys", shape=(table.num_rows,), dtype=np.int64)
     shape = (table.num_rows, table.dim)
-    datasets = {"rows": group.create_dataset("rows", shape=shape, dtype=dtype)}
+    yield _reserve(group, "keys", (table.num_rows,), np.dtype(np.int64))
+    yield _reserve(group, "rows", shape, dtype)
     state = group.create_group("state")
     for slot in table.state_names:
-        datasets[slot] = state.create_dataset(link_name(slot), shape=shape, dtype=dtype)
-    for first, last in block_bounds(table):
-        arrays = table.block(first, last)
-        _check_block(table, dtype, first, last, arrays)
-        keys[first:last] = np.arange(first, last, dtype=np.int64)
-        for name, dataset in datasets.items():
-            dataset[first:last] = arrays[name]
-        sink.check()
+        yield _reserve(state, link_name(slot), shape, dtype)
 
 
-def block_bounds(table: SparseEntry) -> Iterator[tuple[int, int]]:
-    """[first_key, last_key) of every block, in order: rows and state within BLOCK_BYTES."""
-    itemsize = np.dtype(table.dtype).itemsize
-    row_bytes = 8 + table.dim * itemsize * (1 + len(table.state_names))
-    per_block = max(1, BLOCK_BYTES // row_bytes)
-    for first in range(0, table.num_rows, per_block):
-        yield first, min(first + per_block, table.num_rows)
+def _reserve(group: h5py.Group, link: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
+    """A dataset in one piece that has its place in the file at once and is not filled."""
+    how = h5p.create(h5p.DATASET_CREATE)
+    how.set_layout(h5d.CONTIGUOUS)
+    how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5d.FILL_TIME_NEVER)
+    how.set_obj_track_times(False)
+    return group.create_dataset(link, shape=shape, dtype=dtype, dcpl=how)
 
 
-def _check_block(
-    table: SparseEntry, dtype: np.dtype, first: int, last: int, arrays: dict[str, np.ndarray]
-) -> None:
-    wanted = {"rows", *table.state_names}
-    shape = (last - first, table.dim)
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    if found != dict.fromkeys(wanted, (shape, dtype)):
-        raise CheckpointError(
-            f"block [{first}, {last}) of table {table.name!r} holds {found}; "
-            f"expected {sorted(wanted)}, each {dtype} {shape}"
-        )
+def _check_dtype(owner: str, dtype: np.dtype) -> np.dtype:
+    if not is_numeric(dtype):
+        raise CheckpointError(f"{owner!r} has dtype {dtype}; only numbers can be stored")
+    return dtype
 
 
-def _check_space(
-    directory: Path,
-    dense: list[DenseEntry],
-    sparse: list[SparseEntry],
-    buffers: Mapping[str, np.ndarray],
-) -> None:
-    """Refuse early what cannot fit: a full disk found after minutes helps nobody."""
-    needed = sum(np.asarray(values).nbytes for values in buffers.values())
-    for entry in dense:
-        needed += np.asarray(entry.value).nbytes * (1 + len(entry.state))
-    for table in sparse:
-        row_bytes = table.dim * np.dtype(table.dtype).itemsize * (1 + len(table.state_names))
-        needed += table.num_rows * (8 + row_bytes)
+def write_parts(descriptor: int, parts: Iterable[Part], synced: bool = True) -> list[Block]:
+    """Write each part where it belongs, at most BLOCK_BYTES at once; returns their digests.
+
+    synced: have them on disk.  O(bytes moved).  Raises OSError.
+    """
+    blocks = []
+    for offset, array in parts:
+        data = memoryview(array.reshape(-1).view(np.uint8).data)
+        for start in range(0, len(data), digests.BLOCK_BYTES):
+            piece = data[start : start + digests.BLOCK_BYTES]
+            blocks.append(Block(offset + start, len(piece), digest_of(piece)))
+            _write_at(descriptor, piece, offset + start)
+    if synced:
+        os.fdatasync(descriptor)
+    return blocks
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """What goes wrong inside becomes a CheckpointError that names the directory and the cause."""
+    try:
+        yield
+    except FleetError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError) as cause:
+        raise CheckpointError(f"cannot write a checkpoint into {directory}: {cause}") from cause
+
+
+def check_space(directory: Path, num_bytes: int) -> None:
+    """Refuse early what cannot fit: a full disk found after minutes helps nobody.
+
+    Raises CheckpointError.
+    """
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
-    if needed > free:
+    if num_bytes > free:
         raise CheckpointError(
-            f"cannot write checkpoint {directory / FILE_NAME}: it needs {needed:,} bytes, "
+            f"cannot write a checkpoint into {directory}: it needs {num_bytes:,} bytes, "
             f"{free:,} bytes are free"
         )
 
 
-@contextlib.contextmanager
-def _temporary(directory: Path) -> Iterator[tuple[int, str]]:
-    """A new private file, locked while its writer lives; removed unless it was renamed away."""
-    descriptor, path = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=directory)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks keeps leftovers
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield descriptor, path
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108
-        os.close(descriptor)
+def write_checkpoint(
+    directory: str | os.PathLike[str],
+    *,
+    dense: Sequence[DenseEntry],
+    sparse: Sequence[tuple[SparseShape, Mapping[str, np.ndarray]]] = (),
+    buffers: Mapping[str, np.ndarray],
+    meta: Mapping[str, Any],
+    keep: Keep = Keep(),  # noqa: B008 -- frozen
+) -> Path:
+    """Write a checkpoint from arrays in memory, alone; returns its path.
+
+    sparse: each table with "rows" and its state by name, [num_rows, dim], keys 0, 1, 2, ...
+    Raises CheckpointError naming directory and cause; the previous checkpoint then stays.
+    """
+    where = Path(directory)
+    with writing(where):
+        newcomer = Newcomer(where)
+        try:
+            shapes = [entry.shape for entry in dense]
+            tables = [table for table, _ in sparse]
+            needed = sum(s.num_bytes for s in shapes) + sum(t.num_bytes for t in tables)
+            check_space(where, needed + sum(np.asarray(b).nbytes for b in buffers.values()))
+            places = lay_out(newcomer, shapes, tables, buffers, meta)
+            parts = _parts(places, dense, sparse)
+            return newcomer.publish(write_parts(newcomer.descriptor, parts), keep)
+        finally:
+            newcomer.close()
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove temporary files whose writer is gone: those that nobody holds locked."""
-    for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(descriptor)
+def _parts(
+    places: Places,
+    dense: Sequence[DenseEntry],
+    sparse: Sequence[tuple[SparseShape, Mapping[str, np.ndarray]]],
+) -> Iterator[Part]:
+    for entry in dense:
+        for path, array in entry.arrays():
+            if array.size:
+                yield places[path], np.ascontiguousarray(array)
+    for table, arrays in sparse:
+        if table.num_rows:
+            yield places[table.path("keys")], np.arange(table.num_rows)
+            for name in ("rows", *table.state_names):
+                yield places[table.path(name)], _checked_rows(table, name, arrays)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _checked_rows(table: SparseShape, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    wanted = ((table.num_rows, table.dim), np.dtype(table.dtype))
+    found = (arrays[name].shape, arrays[name].dtype) if name in arrays else "missing"
+    if found != wanted:
+        raise CheckpointError(f"{name!r} of table {table.name!r} is {found}, not {wanted}")
+    return np.ascontiguousarray(arrays[name])
 
 
-def _umask() -> int:
-    """The process's file mode mask; it can only be read by setting it, here to a private one."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+__all__ = ["Part", "Places", "check_space", "lay_out", "name_of", "write_checkpoint", "write_parts"]

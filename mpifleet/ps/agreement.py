@@ -1,12 +1,14 @@
 """Before anything is allocated: are all ranks about to run the same job, and does it fit?"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
+from mpifleet.checkpoint import check, is_checkable, newest
 from mpifleet.errors import CheckpointError, ConfigError
-from mpifleet.mpi import gather_json
+from mpifleet.mpi import bcast_json, gather_json
 from mpifleet.roles import Roles
 
 SHARED_MEMORY = "/dev/shm"
@@ -69,6 +71,36 @@ def raise_first_failure(
         failure = first_failure(comm, failure)
     if failure:
         raise CheckpointError(failure)
+
+
+def checked_by_all(
+    comm: Any, where: Path, meeting: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Path:
+    """The newest checkpoint of a directory, or that file, its digests checked. Collective.
+
+    The first rank says which; the ranks share the blocks.  comm: None in a single process.
+    meeting: entered while ranks wait for each other.  Raises CheckpointError on every rank.
+    """
+    failure, path = "", where
+    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
+    if rank == 0:
+        try:
+            path = newest(where)
+        except CheckpointError as error:
+            failure = str(error)
+    if comm is not None:
+        with meeting():
+            failure, path = bcast_json(comm, (failure, str(path)))
+    if failure:
+        raise CheckpointError(failure)
+    path = Path(path)
+    try:
+        if is_checkable(path):
+            check(path, rank, size)
+    except CheckpointError as error:
+        failure = str(error)
+    raise_first_failure(comm, failure, meeting())
+    return path
 
 
 def _free_bytes(directory: str) -> int | None:

@@ -210,6 +210,11 @@ class Job:
         watch = BottleneckWatch(self._roles.num_servers, get_logger().warning)
         load = ServerLoad(tell=watch if speaks else None)
         storage = self._storage(self._shard)
+
+        def progress() -> None:
+            self._progress()
+            storage.poll()
+
         server = ParameterServer(
             self._shard,
             self._mailbox,
@@ -221,12 +226,13 @@ class Job:
                 Kind.SAVE: lambda message: storage.answer_save(*split_request(message)),
                 Kind.LOAD: lambda message: storage.answer_load(*split_request(message)),
             },
-            progress=self._progress,
+            progress=progress,
             report_s=self._settings.patience.report_s,
             stamp=self._home.stamp,
             load=load,
         )
         server.run()
+        storage.settle()  # what a worker began to save and did not ask for again
         report = load.report()
         get_logger().info("%s", report.text())
         if speaks:

@@ -1,17 +1,18 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import Checkpoint, open_checkpoint
+from mpifleet.checkpoint import Checkpoint, SparseShape, open_checkpoint
 from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
-from mpifleet.partition import pieces, shard_range
-from mpifleet.ps.agreement import raise_first_failure
-from mpifleet.ps.saving import VALUE
+from mpifleet.partition import pieces, shard_range, shard_rows
+from mpifleet.ps.agreement import checked_by_all, raise_first_failure
+from mpifleet.ps.saved_parts import ROWS
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import SparseSpec
 
@@ -33,13 +34,15 @@ class Loader:
     def load(self, directory: Path) -> None:
         """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
 
-        Every server reads the whole file. Raises CheckpointError on every server, before anything
-        is changed where the file does not fit.
+        The servers check the file's digests together, each its share of the blocks.  At the number
+        of servers that saved it each reads its own rows, else all of them.  Raises CheckpointError
+        on every server, before anything is changed where the file does not fit.
         """
         with ExitStack() as stack:
             checkpoint, failure = None, ""
+            path = checked_by_all(self._comm, directory)
             try:
-                checkpoint = stack.enter_context(open_checkpoint(directory))
+                checkpoint = stack.enter_context(open_checkpoint(path, checked=True))
                 failure = self._misfit(checkpoint)
             except CheckpointError as error:
                 failure = str(error)
@@ -97,22 +100,36 @@ class Loader:
             self._shard.set_dense(table, values)
 
     def _load_sparse(self, checkpoint: Checkpoint, table: int, spec: SparseSpec) -> None:
-        num_servers, server = self._shard.layout.num_servers, self._server
-        attrs = checkpoint.sparse_attrs(spec.name)
+        saved = checkpoint.sparse(spec.name)
         slots = self._shard.sparse_state[table]
-        with_state = self._same_rule(spec.name, attrs, spec.rule.name)
+        with_state = self._same_rule(spec.name, saved.attrs, spec.rule.name)
         self._shard.forget_sparse(table)
         if with_state:
-            self._shard.sparse_steps[table] = int(attrs["step"])
+            self._shard.sparse_steps[table] = int(saved.attrs["step"])
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
-        for first, last in pieces(spec.num_rows, max(1, LOAD_BLOCK_BYTES // row_bytes)):
+        for first, block in self._own_rows(checkpoint, saved, row_bytes):
             self._shard.breathe()
-            block = checkpoint.sparse_block(spec.name, first, last)
-            rows = shard_range(first, last, num_servers, server)
-            own = slice((server - first) % num_servers, None, num_servers)
-            self._shard.set_rows(table, rows.start, np.ascontiguousarray(block[VALUE][own]))
+            rows = slice(first, first + len(block[ROWS]))
+            self._shard.set_rows(table, first, block[ROWS])
             for slot, values in slots.items() if with_state else ():
-                values.numpy()[rows] = self._slot(checkpoint, spec.name, block, slot)[own]
+                values.numpy()[rows] = self._slot(checkpoint, spec.name, block, slot)
+
+    def _own_rows(
+        self, checkpoint: Checkpoint, saved: SparseShape, row_bytes: int
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """This server's rows block by block: where each begins, rows and state by name."""
+        num_servers, server = self._shard.layout.num_servers, self._server
+        per_block = max(1, LOAD_BLOCK_BYTES // row_bytes)
+        if saved.num_shards == num_servers:
+            mine = shard_rows(saved.num_rows, num_servers, server)
+            for first, last in pieces(mine, per_block):
+                yield first, checkpoint.shard_block(saved.name, server, first, last)
+            return
+        for first, last in pieces(saved.num_rows, per_block):
+            block = checkpoint.sparse_block(saved.name, first, last)
+            own = slice((server - first) % num_servers, None, num_servers)
+            start = shard_range(first, last, num_servers, server).start
+            yield start, {n: np.ascontiguousarray(values[own]) for n, values in block.items()}
 
     @staticmethod
     def _slot(
@@ -122,7 +139,7 @@ class Loader:
             raise CheckpointError(f"state {slot!r} of {name!r} is not in {checkpoint.path}")
         return arrays[slot]
 
-    def _same_rule(self, name: str, attrs: dict[str, Any], rule: str) -> bool:
+    def _same_rule(self, name: str, attrs: Mapping[str, Any], rule: str) -> bool:
         if attrs.get("rule") == rule:
             return True
         if self._server == 0:

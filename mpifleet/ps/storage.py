@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from mpifleet.checkpoint import Keep
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.client import unpack_buffers
 from mpifleet.ps.loading import Loader
-from mpifleet.ps.saving import Saver
+from mpifleet.ps.saving import SaveOptions, Saver
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout
 
@@ -27,20 +28,41 @@ class Storage:
         self._saver = Saver(mpi, comm, layouts, shard)
         self._loader = Loader(comm, shard)
 
-    def save(self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]) -> None:
+    def save(
+        self,
+        directory: Path,
+        meta: dict[str, Any],
+        buffers: dict[str, np.ndarray],
+        options: SaveOptions,
+    ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
-        self._saver.save(directory, meta, buffers)
+        self._saver.save(directory, meta, buffers, options)
+
+    def poll(self) -> None:
+        """Let a checkpoint that is written behind training take its next step. Not collective."""
+        self._saver.poll()
+
+    def settle(self) -> None:
+        """Wait for it. Collective. Raises CheckpointError on every server when it failed."""
+        self._saver.settle()
 
     def load(self, directory: Path) -> None:
         """Replace the tables. Collective. Raises CheckpointError on every server."""
+        self._saver.settle()
         self._loader.load(directory)
 
     def answer_save(self, request: dict[str, Any], payload: bytes) -> bytes:
         """Serve a SAVE request: empty when done, else what went wrong."""
-        facts = request["buffers"] if request["has_payload"] else []
-        buffers = unpack_buffers(facts, payload)
         try:
-            self.save(Path(request["directory"]), request["meta"], buffers)
+            if request["directory"] is None:
+                self.settle()
+            else:
+                facts = request["buffers"] if request["has_payload"] else []
+                options = SaveOptions(
+                    request["wait"], request["refuse_busy"], Keep(*request["keep"])
+                )
+                buffers = unpack_buffers(facts, payload)
+                self.save(Path(request["directory"]), request["meta"], buffers, options)
         except CheckpointError as error:
             return str(error).encode()
         return b""

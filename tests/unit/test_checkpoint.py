@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -12,11 +13,15 @@ import pytest
 from mpifleet.checkpoint import (
     CHECKPOINT_FORMAT,
     DenseEntry,
-    SparseEntry,
+    Keep,
+    Newcomer,
+    SparseShape,
+    digests,
+    lay_out,
     open_checkpoint,
     write_checkpoint,
+    write_parts,
 )
-from mpifleet.checkpoint import writer as writer_module
 from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import (
     DIM,
@@ -33,14 +38,14 @@ def same_bits(one, two):
     return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
 
 
-def test_round_trip_is_bitwise(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer_module, "BLOCK_BYTES", 100 * (8 + 3 * DIM * 4))
-    entry, arrays, asked = table()
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 30])
+def test_round_trip_is_bitwise(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(digests, "BLOCK_BYTES", block_bytes)
+    shape, arrays = table()
     written = content()
-    written["sparse"] = [entry, table("none", num_rows=0)[0]]
+    written["sparse"] = [(shape, arrays), table("none", num_rows=0)]
     path = write_checkpoint(tmp_path / "new" / "deep", **written)
-    assert path == tmp_path / "new" / "deep" / "model.h5"
-    assert asked == [(first, min(first + 100, NUM_ROWS)) for first in range(0, NUM_ROWS, 100)]
+    assert path == tmp_path / "new" / "deep" / "model-000001.h5"
     with open_checkpoint(path.parent) as checkpoint:
         assert checkpoint.meta == written["meta"]
         assert checkpoint.dense_names == tuple(each.name for each in written["dense"])
@@ -54,25 +59,35 @@ def test_round_trip_is_bitwise(tmp_path, monkeypatch):
         assert list(buffers) == list(written["buffers"])
         assert all(same_bits(buffers[name], written["buffers"][name]) for name in buffers)
         assert checkpoint.sparse_names == ("emb", "none")
-        assert checkpoint.sparse_attrs("emb") == entry.attrs
+        assert checkpoint.sparse("emb") == shape
         for first, last in ((0, NUM_ROWS), (5, 6), (99, 201), (7, 7)):
             block = checkpoint.sparse_block("emb", first, last)
             assert block.keys() == arrays.keys()
             assert all(same_bits(block[slot], arrays[slot][first:last]) for slot in arrays)
-        again = checkpoint.sparse("emb")
-        assert (again.num_rows, again.dim, again.dtype) == (NUM_ROWS, DIM, "float32")
-        assert again.state_names == entry.state_names
-        copy = write_checkpoint(tmp_path / "copy", dense=[], sparse=[again], buffers={}, meta={})
-    with open_checkpoint(copy) as checkpoint:
-        assert same_bits(checkpoint.sparse_block("emb", 0, NUM_ROWS)["rows"], arrays["rows"])
 
 
-def test_blocks_are_bounded():
-    wide = SparseEntry("wide", 10**9, 64, "float32", ("sum",), {}, lambda *_: {})
-    first, last = next(writer_module.block_bounds(wide))
-    row_bytes = 8 + 2 * 64 * 4
-    assert first == 0
-    assert 0.99 * (64 << 20) < last * row_bytes <= 64 << 20
+@pytest.mark.parametrize("shards", [1, 2, 5, NUM_ROWS + 3])
+def test_rows_lie_in_stretches_and_are_read_in_order(tmp_path, shards):
+    """As so many servers would write them: each its own keys, in one piece."""
+    shape, arrays = table()
+    shape = replace(shape, num_shards=shards)
+    order = np.concatenate([np.arange(s, NUM_ROWS, shards) for s in range(shards)])
+    newcomer = Newcomer(tmp_path)
+    places = lay_out(newcomer, [], [shape], {}, {})
+    parts = [(places[shape.path("keys")], order)]
+    parts += [(places[shape.path(slot)], a[order]) for slot, a in arrays.items()]
+    newcomer.publish(write_parts(newcomer.descriptor, parts), Keep())
+    newcomer.close()
+    with open_checkpoint(tmp_path) as checkpoint:
+        for first, last in ((0, NUM_ROWS), (5, 6), (99, 201), (7, 7)):
+            block = checkpoint.sparse_block("emb", first, last)
+            assert all(same_bits(block[slot], arrays[slot][first:last]) for slot in arrays)
+        some = min(shards, 3) - 1
+        own = checkpoint.shard_block("emb", some, 1, 3 if shards < 10 else 1)
+        keys = np.arange(some, NUM_ROWS, shards)[1 : 3 if shards < 10 else 1]
+        assert same_bits(own["exp_avg"], arrays["exp_avg"][keys])
+        with pytest.raises(CheckpointError, match="outside"):
+            checkpoint.shard_block("emb", 0, 0, NUM_ROWS // shards + 2)
 
 
 def test_plain_h5py_reads_it_and_the_file_has_the_usual_mode(tmp_path):
@@ -84,7 +99,7 @@ def test_plain_h5py_reads_it_and_the_file_has_the_usual_mode(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert leftovers(tmp_path) == []
     with h5py.File(path, "r") as file:
-        assert file.attrs["format_version"] == CHECKPOINT_FORMAT == 1
+        assert file.attrs["format_version"] == CHECKPOINT_FORMAT == 2
         np.testing.assert_array_equal(file["sparse/emb/keys"][()], np.arange(NUM_ROWS))
         assert json.loads(file["sparse/emb"].attrs["attributes"])["rule"] == {"name": "adam"}
         assert file["dense/net.weight/value"].shape == (4, 3)
@@ -113,10 +128,9 @@ def test_the_document_names_every_field_of_a_file_and_no_other(tmp_path):
     assert listed - found == set()
 
 
-def bad_block(change):
-    entry, arrays, _ = table()
-    entry.block = lambda first, last: change({k: a[first:last] for k, a in arrays.items()})
-    return {"sparse": [entry]}
+def bad_rows(change):
+    shape, arrays = table()
+    return {"sparse": [(shape, change(arrays))]}
 
 
 @pytest.mark.parametrize(
@@ -129,10 +143,10 @@ def bad_block(change):
         ({"dense": [DenseEntry("", np.ones(1))]}, "cannot be the name"),
         ({"meta": {"loss": float("nan")}}, "'loss' is not JSON-able"),
         ({"meta": {"when": np.int64(3)}}, "'when' is not JSON-able"),
-        ({"sparse": [SparseEntry("e", 1, 1, "float32", ("rows",), {}, lambda *_: {})]}, "rows"),
-        (bad_block(lambda arrays: {"rows": arrays["rows"]}), "block"),
-        (bad_block(lambda arrays: {k: a[1:] for k, a in arrays.items()}), "block"),
-        (bad_block(lambda arrays: {k: a.astype(float) for k, a in arrays.items()}), "float64"),
+        ({"sparse": [(SparseShape("e", 1, 1, "float32", ("rows",), {}), {})]}, "rows"),
+        (bad_rows(lambda arrays: {"rows": arrays["rows"]}), "missing"),
+        (bad_rows(lambda arrays: {k: a[1:] for k, a in arrays.items()}), "1002"),
+        (bad_rows(lambda arrays: {k: a.astype(float) for k, a in arrays.items()}), "float64"),
     ],
 )
 def test_what_cannot_be_written_is_refused(tmp_path, override, message):

@@ -6,23 +6,25 @@ import h5py
 import numpy as np
 import pytest
 
-from mpifleet.checkpoint import (
-    open_checkpoint,
-    write_checkpoint,
-)
+from mpifleet.checkpoint import check, digests, open_checkpoint, write_checkpoint
+from mpifleet.checkpoint.digests import Sums, digest_rest, sums_path
 from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import DIM, NUM_ROWS, content
 
 
 def edit(path, change):
+    """Change the file and let its digests follow: what is left to find is not mere damage."""
     with h5py.File(path, "r+") as file:
         change(file)
+    with open(path, "rb") as file:
+        sums = Sums.of_blocks(digest_rest(file.fileno(), []))
+    sums_path(path).write_text(sums.text())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.attrs.__setitem__("format_version", 2), "version 2.*reads version 1"),
+        (lambda f: f.attrs.__setitem__("format_version", 3), "version 3.*reads versions 1, 2"),
         (lambda f: f.attrs.__setitem__("complete", 0), "incomplete"),
         (lambda f: f.attrs.__delitem__("complete"), "incomplete"),
         (lambda f: f.attrs.__setitem__("format", "other"), "not a checkpoint"),
@@ -72,16 +74,87 @@ def test_damage_inside_is_named(tmp_path, change, read, message):
         reads[read](checkpoint)
 
 
-def test_truncated_missing_and_foreign_files(tmp_path):
+def test_truncation_anywhere_is_refused(tmp_path):
     path = write_checkpoint(tmp_path, **content())
     whole = path.read_bytes()
-    for length in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="truncated"):
+    for percent in range(100):
+        path.write_bytes(whole[: len(whole) * percent // 100])
+        with pytest.raises(CheckpointError, match=f"{path.name} is truncated: it has "):
             open_checkpoint(tmp_path)
-    path.write_text("epoch 3\n" * 100)
-    with pytest.raises(CheckpointError, match="not HDF5"):
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
         open_checkpoint(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(CheckpointError, match="too long"):
+        open_checkpoint(path)
+
+
+def test_any_flipped_bit_is_refused_before_hdf5_sees_it(tmp_path, monkeypatch):
+    path = write_checkpoint(tmp_path, **content())
+    whole = path.read_bytes()
+    monkeypatch.setattr(h5py, "File", lambda *_, **__: pytest.fail("HDF5 was asked"))
+    generator = np.random.default_rng(3)
+    for at in generator.integers(0, 8 * len(whole), 300).tolist():
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match="is damaged: bytes 0 to|is damaged: bytes"):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize("share", range(3))
+def test_ranks_that_share_the_check_find_what_is_in_theirs(tmp_path, monkeypatch, share):
+    monkeypatch.setattr(digests, "BLOCK_BYTES", 4096)
+    path = write_checkpoint(tmp_path, **content())
+    blocks = Sums.read(path).blocks
+    assert len(blocks) > 6
+    whole = bytearray(path.read_bytes())
+    whole[blocks[3 + share].start] ^= 1
+    path.write_bytes(whole)
+    for rank in range(3):
+        if rank == share:
+            with pytest.raises(CheckpointError, match=f"bytes {blocks[3 + share].start} to"):
+                check(path, rank, 3)
+        else:
+            check(path, rank, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "", "damaged"),
+        (lambda text: "[]", "damaged"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "format 9"),
+        (lambda text: text.replace('"size": ', '"size": 1'), "its blocks have"),
+        (lambda text: text.replace("[\n[0, ", "[\n[1, "), "have no digest"),
+        (lambda text: text.replace('"hash": "xxh3-128"', '"hash": "md5"'), "md5"),
+    ],
+)
+def test_damaged_digests_are_named(tmp_path, change, message):
+    path = write_checkpoint(tmp_path, **content())
+    sums = sums_path(path)
+    text = sums.read_text()
+    assert change(text) != text
+    sums.write_text(change(text))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(path)
+    assert sums.name in str(caught.value)
+
+
+def test_missing_and_foreign_files(tmp_path):
+    path = write_checkpoint(tmp_path, **content())
+    whole = path.read_bytes()
+    sums_path(path).unlink()
+    with pytest.raises(CheckpointError, match=r"incomplete: its digests \(.*\.sums\) are missing"):
+        open_checkpoint(path)
+    with pytest.raises(CheckpointError, match="holds no complete"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.h5").write_bytes(whole)
+    with pytest.raises(CheckpointError, match="incomplete"):
+        open_checkpoint(tmp_path / "model.h5")
+    (tmp_path / "model.h5").write_text("epoch 3\n" * 100)
+    with pytest.raises(CheckpointError, match="not HDF5"):
+        open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         open_checkpoint(tmp_path / "nowhere")
 

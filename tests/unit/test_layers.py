@@ -19,7 +19,7 @@ LAYERS = {
     "memory_reuse step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
-    "exchanges": "allreduce exchange geo ps.exchange thread_exchange thread_mean",
+    "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
     "training": "embedding local_state model_tables models optimizer progress pull_ahead "
     "step_marks table_options training_threads",
     "face": "compose fleet persistables role_makers session util",
