@@ -41,9 +41,8 @@ def test_a_killed_rank_is_named_under_plain_srun(start_job, cluster, rank):  # n
 
 def test_an_exception_under_plain_srun(start_job, cluster):  # noqa: F811
     job = start_job(srun_command(cluster, "2:raise"), cluster.environment)
-    job.wait_ready(4)
+    job.wait_until(lambda: "Traceback" in job.stderr, 40, "the exception is told")
     assert job.wait(LIMIT_S) == 1
-    assert "Traceback" in job.stderr
     assert last_words(job) == "mpifleet: rank 2 (worker 2) failed: ValueError: no such thing"
 
 
