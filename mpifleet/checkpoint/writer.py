@@ -14,7 +14,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5p
+from h5py import h5d, h5p, h5s, h5t
 
 from mpifleet.checkpoint import digests
 from mpifleet.checkpoint.digests import Block, digest_of
@@ -129,12 +129,16 @@ def _lay_out_sparse(group: h5py.Group, table: SparseShape) -> Iterator[h5py.Data
 
 def _reserve(group: h5py.Group, link: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
     """A dataset in one piece that has its place in the file at once and is not filled."""
-    how = h5p.create(h5p.DATASET_CREATE)
+    how, link_how = h5p.create(h5p.DATASET_CREATE), h5p.create(h5p.LINK_CREATE)
     how.set_layout(h5d.CONTIGUOUS)
     how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5d.FILL_TIME_NEVER)
     how.set_obj_track_times(False)
-    return group.create_dataset(link, shape=shape, dtype=dtype, dcpl=how)
+    link_how.set_char_encoding(h5t.CSET_UTF8)
+    kind = h5t.py_create(dtype, logical=True)
+    space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+    # Not group.create_dataset(): it gives scalars their place when they are written.
+    return h5py.Dataset(h5d.create(group.id, link.encode(), kind, space, how, link_how))
 
 
 def _check_dtype(owner: str, dtype: np.dtype) -> np.dtype:

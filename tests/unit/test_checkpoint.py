@@ -24,7 +24,6 @@ from mpifleet.checkpoint import (
 )
 from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import (
-    DIM,
     NUM_ROWS,
     REPOSITORY,
     content,

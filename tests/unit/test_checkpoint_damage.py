@@ -59,7 +59,7 @@ def replace_rows(file, data):
         (lambda f: f.__delitem__("sparse/emb/keys"), "block", "damaged at sparse"),
         (lambda f: f["sparse/emb/keys"].__setitem__(3, 99), "block", "in order"),
         (lambda f: replace_rows(f, np.ones((3, DIM))), "sparse", "num_rows=1003"),
-        (lambda f: replace_rows(f, [b"text"] * NUM_ROWS), "block", "not an array of numbers"),
+        (lambda f: replace_rows(f, [b"text"] * NUM_ROWS), "block", "rows and state"),
     ],
 )
 def test_damage_inside_is_named(tmp_path, change, read, message):
@@ -98,7 +98,7 @@ def test_any_flipped_bit_is_refused_before_hdf5_sees_it(tmp_path, monkeypatch):
         flipped = bytearray(whole)
         flipped[at // 8] ^= 1 << at % 8
         path.write_bytes(flipped)
-        with pytest.raises(CheckpointError, match="is damaged: bytes 0 to|is damaged: bytes"):
+        with pytest.raises(CheckpointError, match="is damaged: bytes"):
             open_checkpoint(path)
 
 
@@ -122,8 +122,8 @@ def test_ranks_that_share_the_check_find_what_is_in_theirs(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: "", "damaged"),
-        (lambda text: "[]", "damaged"),
+        (lambda _: "", "damaged"),
+        (lambda _: "[]", "damaged"),
         (lambda text: text.replace('"format": 1', '"format": 9'), "format 9"),
         (lambda text: text.replace('"size": ', '"size": 1'), "its blocks have"),
         (lambda text: text.replace("[\n[0, ", "[\n[1, "), "have no digest"),

@@ -16,7 +16,7 @@ from mpifleet.checkpoint import (
     write_checkpoint,
 )
 from mpifleet.checkpoint import writer as writer_module
-from mpifleet.errors import CheckpointError, StallError
+from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import ODD_NAMES, REPOSITORY, content, leftovers, value_in
 
 
@@ -32,7 +32,7 @@ def test_a_save_stopped_at_any_rename_leaves_the_previous_file(tmp_path, monkeyp
         real(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(CheckpointError, match="cannot write a checkpoint into.*No space left"):
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint into.*No space left"):
         write_checkpoint(tmp_path, **content(2.0))
     monkeypatch.undo()
     # Once the file has its name it is whole, though `latest` does not speak of it.
@@ -195,7 +195,7 @@ def test_too_little_space_is_found_before_writing(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="into .*file/sub: "):
+    with pytest.raises(CheckpointError, match=r"into .*file/sub: "):
         write_checkpoint(tmp_path / "file" / "sub", **content())
     process = run_script(
         """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpifleet.checkpoint import SparseEntry, write_checkpoint
+from mpifleet.checkpoint import SparseShape, write_checkpoint
 from mpifleet.data import criteo_synthetic
 from mpifleet.data.movielens import MovieLens
 from mpifleet.errors import ConfigError
@@ -209,16 +209,9 @@ def test_a_directory_that_cannot_be_written_is_refused_before_training(programs,
 
 
 def test_a_checkpoint_of_other_data_is_named(programs, tmp_path):
-    table = SparseEntry(
-        "slots",
-        65_536,
-        10,
-        "float32",
-        (),
-        {},
-        lambda first, last: {"rows": np.zeros((last - first, 10), np.float32)},
-    )
-    write_checkpoint(tmp_path, dense=[], sparse=[table], buffers={}, meta={})
+    table = SparseShape("slots", 65_536, 10, "float32", (), {})
+    rows = {"rows": np.zeros((65_536, 10), np.float32)}
+    write_checkpoint(tmp_path, dense=[], sparse=[(table, rows)], buffers={}, meta={})
     fits = programs.infer.parse(["--load", str(tmp_path)])
     programs.infer.check_fits(fits)
     other = programs.infer.parse(["--load", str(tmp_path), "--data", "synthetic"])

@@ -1,0 +1,221 @@
+"""A directory of numbered checkpoints: which is the newest, how a new one comes in, which go.
+
+model-000007.h5        a whole checkpoint, never changed again
+model-000007.h5.sums   its digests; without them it is no checkpoint
+latest                 the name of the newest, as text
+.model-000008.h5.tmp   one that is being written, locked by its writer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpifleet.checkpoint.digests import Block, Sums, digest_rest, sums_path
+from mpifleet.errors import CheckpointError
+
+LATEST = "latest"
+_NUMBERED = re.compile(r"model-(\d{6,})\.h5")
+_TEMPORARY = re.compile(r"\.model-(\d{6,})\.h5\.tmp(\..+)?")
+OLD_NAME = "model.h5"
+"""Of format version 1: one file per directory, without digests."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints of a directory stay: the newest `last`, and every one whose number is a
+    multiple of `every` (0 for none).  Raises CheckpointError for numbers that cannot be.
+    """
+
+    last: int = 1
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("last", 1), ("every", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise CheckpointError(f"keep_{name}={value!r}; use a whole number, {least} or more")
+
+    def spares(self, number: int) -> bool:
+        """Whether this one stays however old it is."""
+        return bool(self.every) and number % self.every == 0
+
+
+def name_of(number: int) -> str:
+    """The file name of a checkpoint."""
+    return f"model-{number:06d}.h5"
+
+
+def numbers(directory: Path) -> list[int]:
+    """The numbers of the complete checkpoints, ascending: those that have their digests."""
+    found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    names = (_NUMBERED.fullmatch(name) for name in found)
+    return sorted(int(m[1]) for m in names if m and m.string + ".sums" in found)
+
+
+def newest(where: Path) -> Path:
+    """The file to read: `where` itself, or the newest complete checkpoint of that directory.
+
+    What `latest` names counts, where it is complete; else the highest number.  Raises
+    CheckpointError where there is none.
+    """
+    if not where.is_dir():
+        if where.is_file():
+            return where
+        raise CheckpointError(f"no checkpoint at {where}")
+    there = numbers(where)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        named = _NUMBERED.fullmatch((where / LATEST).read_text(encoding="utf-8").strip())
+        if named and int(named[1]) in there:
+            return where / named.string
+    if there:
+        return where / name_of(there[-1])
+    if (where / OLD_NAME).is_file():
+        return where / OLD_NAME
+    raise CheckpointError(f"no checkpoint at {where}: it holds no complete {name_of(1)} or later")
+
+
+def is_checkable(path: Path) -> bool:
+    """Whether a checkpoint must have digests: all but version 1's."""
+    return path.name != OLD_NAME or sums_path(path).exists()
+
+
+class Newcomer:
+    """A checkpoint that is being written: a private file, locked while its writer lives.
+
+    Its number is above all others, also those that others are writing now.  Making one removes what
+    writers left that were killed.  Raises OSError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        remove_leftovers(directory)
+        self.descriptor, self.number = _reserve(directory)
+        self.target = directory / name_of(self.number)
+        self.temporary = directory / f".{self.target.name}.tmp"
+
+    def publish(self, blocks: list[Block], keep: Keep) -> Path:
+        """Make it the newest: all its bytes are written and synced.
+
+        blocks: digests of parts of it; what they leave out is read back.  Raises OSError before
+        anything is to be seen, or after that with the new one whole.
+        """
+        sums = Sums.of_blocks(digest_rest(self.descriptor, blocks))
+        os.fchmod(self.descriptor, 0o666 & ~_umask())
+        os.fsync(self.descriptor)
+        beside = self.temporary.with_name(self.temporary.name + ".sums")
+        _write_synced(beside, sums.text())
+        os.replace(beside, sums_path(self.target))  # noqa: PTH105
+        os.replace(self.temporary, self.target)  # noqa: PTH105
+        sync_directory(self.directory)
+        if self.number >= max(numbers(self.directory), default=0):
+            pointer = self.temporary.with_name(self.temporary.name + ".latest")
+            _write_synced(pointer, self.target.name + "\n")
+            os.replace(pointer, self.directory / LATEST)  # noqa: PTH105
+            sync_directory(self.directory)
+        prune(self.directory, keep)
+        return self.target
+
+    def close(self) -> None:
+        """Give the lock back, and remove what was not published."""
+        with contextlib.suppress(OSError):
+            for path in self.directory.glob(self.temporary.name + "*"):
+                path.unlink(missing_ok=True)
+            os.close(self.descriptor)
+
+
+def prune(directory: Path, keep: Keep) -> None:
+    """Remove the checkpoints that need not stay, and version 1's only file, which is older."""
+    for number in numbers(directory)[: -keep.last]:
+        if not keep.spares(number):
+            path = directory / name_of(number)
+            path.unlink(missing_ok=True)
+            sums_path(path).unlink(missing_ok=True)
+    (directory / OLD_NAME).unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what writers left that are gone: nobody holds their file locked."""
+    for number, path in list(_temporaries(directory)):
+        # A writer's lock goes along when its file gets the final name.
+        whole = directory / f".{name_of(number)}.tmp"
+        if not (_is_locked(whole) or _is_locked(directory / name_of(number))):
+            path.unlink(missing_ok=True)
+    for path in directory.glob("model-*.h5.sums"):
+        whole = path.with_suffix("")
+        if not whole.exists() and not (directory / f".{whole.name}.tmp").exists():
+            path.unlink(missing_ok=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a living writer holds the file; one that cannot be looked at counts as held."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: nobody can be asked, so leftovers stay
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _temporaries(directory: Path) -> Iterator[tuple[int, Path]]:
+    for path in directory.iterdir():
+        if match := _TEMPORARY.fullmatch(path.name):
+            yield int(match[1]), path
+
+
+def _reserve(directory: Path) -> tuple[int, int]:
+    """(descriptor, number) of a new private file."""
+    number = 0
+    while True:
+        finals = [int(m[1]) for p in directory.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
+        taken = [*finals, *(other for other, _ in _temporaries(directory))]
+        number = max([number, *taken]) + 1
+        path = directory / f".{name_of(number)}.tmp"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks keeps leftovers
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (directory / name_of(number)).exists():
+            return descriptor, number
+        # Another writer took the number and was done, all between the look and the file.
+        path.unlink()
+        os.close(descriptor)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the directory's own entries on disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    """The process's file mode mask, read without setting it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE)[1], 8)  # type: ignore[index]
