@@ -15,6 +15,7 @@ import argparse
 import json
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -42,17 +43,17 @@ def on_two_nodes(cluster: SlurmCluster, arguments: Sequence[str], data: CtrData)
     with tempfile.TemporaryDirectory(prefix="ctr-") as scratch:
         out = Path(scratch) / "figures.json"
         options = ["--data", str(data.directory), "--out", str(out), *arguments]
-        step = cluster.srun(
-            [sys.executable, "-m", "mpi4py", "-m", "benchmarks.ctr_job", *options],
-            ntasks_per_node=1,
-            env={
-                "PYTHONPATH": str(ctr_runs.ROOT),
-                "OMP_NUM_THREADS": "1",
-                "MPIFLEET_SERVER_NUM": "1",
-            },
-            timeout=LIMIT_S,
-            options=[f"--chdir={ctr_runs.ROOT}"],
-        )
+        env = {"PYTHONPATH": str(ctr_runs.ROOT), "OMP_NUM_THREADS": "1", "MPIFLEET_SERVER_NUM": "1"}
+        try:
+            step = cluster.srun(
+                [sys.executable, "-m", "mpi4py", "-m", "benchmarks.ctr_job", *options],
+                ntasks_per_node=1,
+                env=env,
+                timeout=LIMIT_S,
+                options=[f"--chdir={ctr_runs.ROOT}"],
+            )
+        except subprocess.TimeoutExpired as late:
+            raise ctr_runs.RunError(f"the job on two nodes took over {LIMIT_S:g} s") from late
         if step.returncode or not out.exists():
             raise ctr_runs.RunError(f"the job on two nodes failed: ...{step.stderr[-500:]}")
         return json.loads(out.read_text()) | {"lags": lags_in(step.stderr)}
@@ -71,7 +72,7 @@ def measure(data: CtrData, rounds: int) -> dict[str, list[dict[str, Any]]]:
         for _ in range(rounds):
             for way, options in WAYS.items():
                 arguments = ("--bf16", *options)
-                one = ctr_runs.run(Job("job", arguments, ranks=2), data, quiet=False)
+                one = ctr_runs.run(Job("job", arguments, ranks=2), data)
                 results.setdefault(ONE + way, []).append(one)
                 two = on_two_nodes(cluster, arguments, data)
                 results.setdefault(TWO + way, []).append(two)
@@ -84,7 +85,7 @@ def figures_of(results: Mapping[str, Sequence[Mapping[str, Any]]], judge: bool) 
     """Rates against one node's, and where a step's time goes."""
     series = {name: [each["samples_per_s"] for each in some] for name, some in results.items()}
     goal = GOAL if judge else None
-    figures = [figure_of_rates(series, TWO + way, ONE, goal) for way in WAYS]
+    figures = [figure_of_rates(series, TWO + way, ONE + way, goal) for way in WAYS]
     figures.append(figure_of_rates(series, f"{ONE}, pull ahead", ONE, None))
     for name, some in results.items():
         for phase in some[0]["split_ms"]:
@@ -103,7 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := why_not():
         print(f"ctr_nodes: not measured: {reason}", file=sys.stderr)
         return 0
-    results = measure(ctr_data.prepare(0, quick), 1 if quick else ROUNDS)
+    try:
+        results = measure(ctr_data.prepare(0, quick), 1 if quick else ROUNDS)
+    except ctr_runs.RunError as error:
+        print(f"ctr_nodes: {error}", file=sys.stderr)
+        return 1
     figures = figures_of(results, judge=not quick)
     print_figures(figures)
     return int(any(figure.met is False for figure in figures))

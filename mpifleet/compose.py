@@ -41,6 +41,11 @@ def remote_exchange(client: Client, settings: Settings) -> RemoteExchange:
     )
 
 
+def steps_together(strategy: DistributedStrategy) -> bool:
+    """Whether a worker's training threads make one step together; else each makes its own."""
+    return strategy.mode != "async" or strategy.a_sync_configs.staleness >= 0
+
+
 def local_exchange(
     optimizer: DistributedOptimizer, strategy: DistributedStrategy, load_from: Path | None
 ) -> LocalExchange:

@@ -62,6 +62,17 @@ def _wanted_level(mpi: ModuleType) -> int:
     return int(getattr(mpi, f"THREAD_{wanted.upper()}"))
 
 
+def check_threads_allowed() -> None:
+    """Raise ConfigError where MPI was started for calls from the main thread alone."""
+    from mpi4py import MPI
+
+    if (level := thread_level(MPI)) in ("single", "funneled"):
+        raise ConfigError(
+            f"MPI was started with thread level {level}, which keeps training threads from using "
+            "it; use MPIFLEET_THREAD_LEVEL=serialized"
+        )
+
+
 def abort_on_error(mpi: ModuleType) -> Callable[[], None]:
     """Until the returned function is called, an uncaught exception on this rank aborts the job.
 

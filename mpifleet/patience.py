@@ -44,7 +44,8 @@ class Backoff:
 
 
 class Doze:
-    """Sleeps between the looks of one wait: a quarter of the time waited so far, at most 200 us.
+    """Sleeps between the looks of one wait: a quarter of the time waited so far, at most 200 us;
+    four times that after a second.
 
     So a wait ends at most a quarter late, and a long one hardly costs a core: with as many ranks as
     cores, looks every 20 us took a third of the rate of the click-through job from those that
@@ -86,7 +87,7 @@ class Patience:
         """Return as soon as `is_ready`; `describe` says in words what is missing.
 
         pulse: a number that changes while the other rank works on something long.
-        Raises StallError after end_s without a pulse.
+        Raises StallError after end_s without a pulse, at the latest after twice as long.
         """
         doze = Doze()
         reported_s = alive_s = 0.0

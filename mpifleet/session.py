@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 from torch import nn
 
 from mpifleet._version import __version__
-from mpifleet.compose import job_settings, local_exchange, remote_exchange
+from mpifleet.compose import job_settings, local_exchange, remote_exchange, steps_together
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import (
@@ -24,7 +23,7 @@ from mpifleet.launchenv import (
 from mpifleet.local_state import local_tensors, share
 from mpifleet.log import get_logger
 from mpifleet.memory_reuse import keep_freed_memory
-from mpifleet.mpi import abort_on_error, library, load_mpi
+from mpifleet.mpi import abort_on_error, check_threads_allowed, library, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
 from mpifleet.ps.agreement import compare
@@ -32,7 +31,6 @@ from mpifleet.ps.job import Job
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
-from mpifleet.thread_exchange import ThreadsRun
 from mpifleet.training_threads import Train, make_threads, run_threads
 from mpifleet.util import Util, wait_for_all
 from mpifleet.watch import Watch, watch_alone
@@ -240,14 +238,15 @@ class Session:
         """Call train(thread) in that many training threads of this worker, until all return."""
         exchange, optimizer = self.connected(), self.optimizer
         assert optimizer is not None
-        strategy = self.strategy
-        merges = strategy.mode != "async" or strategy.a_sync_configs.staleness >= 0
-        threads = make_threads(exchange, self.model, optimizer, thread_num, merges)
-        self.exchange = exchange if len(threads) == 1 else cast(Exchange, ThreadsRun())
-        try:
-            run_threads(threads, optimizer, train)
-        finally:
-            self.exchange = exchange
+        together = steps_together(self.strategy)
+        threads = make_threads(exchange, self.model, optimizer, thread_num, together)
+        if self.roles is not None and len(threads) > 1:
+            check_threads_allowed()
+        assert self.model is not None
+        run_threads(threads, self.model, optimizer, train, self._use)
+
+    def _use(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def stop(self) -> None:
         """Push no more; worker 0 says where its time went."""

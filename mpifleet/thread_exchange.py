@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,8 +18,8 @@ from mpifleet.step_clock import StepClock
 from mpifleet.thread_mean import mean_of
 
 
-class OtherThreadFailed(Exception):
-    """Ends a training thread where another one has failed; nobody else sees it."""
+class OtherThreadFailed(BaseException):
+    """Ends a training thread where another has failed; no `except Exception` goes on after it."""
 
 
 class ThreadsRun:
@@ -35,6 +36,15 @@ class ThreadsRun:
         )
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a thread handed over for a step of all."""
+
+    seat: Seat
+    gradients: Gradients
+    meanwhile: Callable[[], None]
+
+
 class Turns:
     """The one exchange that the threads take turns at.
 
@@ -49,14 +59,18 @@ class Turns:
         self.merges = merges
         self._specs = specs
         self._active = num_threads
-        self._has_failed = False
+        self.error: BaseException | None = None
+        """What went wrong first; nobody uses the exchange after that."""
         self._turn = threading.Condition(threading.RLock())
-        self._given: dict[int, tuple[Gradients, Callable[[], None]]] = {}
+        self._given: dict[int, _Step] = {}
         self._pushed = 0
 
     @contextmanager
     def of(self, seat: Seat) -> Iterator[Exchange]:
-        """The exchange, for the thread that has this seat. Raises OtherThreadFailed."""
+        """The exchange, for the thread that has this seat. Raises OtherThreadFailed.
+
+        An error inside ends the other threads too, whatever the thread makes of it.
+        """
         before = seat.clock.enter("wait")
         with self._turn:
             self._check()
@@ -64,20 +78,24 @@ class Turns:
             own, self.exchange.seat = self.exchange.seat, seat
             try:
                 yield self.exchange
+            except BaseException as error:
+                self._note(error)
+                self._turn.notify_all()
+                raise
             finally:
                 self.exchange.seat = own
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the other threads at their next use of the exchange."""
+        self._note(error)
         with self._turn:
-            self._has_failed = True
             self._turn.notify_all()
 
     def leave(self, seat: Seat, flats: list[np.ndarray]) -> None:
         """A thread has no more steps: the others do not wait for it."""
         with self._turn:
             self._active -= 1
-            if self._given and not self._has_failed:
+            if self._given and self.error is None:
                 self._push_if_all_are_there(seat, flats)
 
     def step_together(
@@ -95,12 +113,12 @@ class Turns:
         before = seat.clock.enter("wait")
         with self._turn:
             self._check()
-            self._given[index] = gradients, meanwhile
+            self._given[index] = _Step(seat, gradients, meanwhile)
             number = self._pushed
             seat.clock.enter(before)
             if not self._push_if_all_are_there(seat, flats):
                 seat.clock.enter("wait")
-                self._turn.wait_for(lambda: self._pushed > number or self._has_failed)
+                self._turn.wait_for(lambda: self._pushed > number or self.error is not None)
                 seat.clock.enter(before)
                 self._check()
 
@@ -110,14 +128,22 @@ class Turns:
         given = [self._given[index] for index in sorted(self._given)]
         self._given = {}
         with self.of(seat) as exchange:
-            mean = mean_of([each for each, _ in given], self._specs, exchange.num_servers)
-            exchange.step(mean, flats, lambda: _call_all([then for _, then in given]))
+            for step in given:
+                seat.read.add_rows_of(step.seat.read)
+            gradients = [step.gradients for step in given]
+            mean = mean_of(gradients, self._specs, exchange.num_servers)
+            exchange.step(mean, flats, lambda: _call_all([step.meanwhile for step in given]))
         self._pushed += 1
         self._turn.notify_all()
         return True
 
+    def _note(self, error: BaseException) -> None:
+        # Without the turn: its holder may be waiting for a server.
+        if self.error is None and not isinstance(error, OtherThreadFailed):
+            self.error = error
+
     def _check(self) -> None:
-        if self._has_failed:
+        if self.error is not None:
             raise OtherThreadFailed
 
 
@@ -133,7 +159,7 @@ class ThreadExchange:
         self.num_servers = turns.exchange.num_servers
         self.is_finished = False
         self.waits_for_others = turns.exchange.waits_for_others
-        self.seat = Seat.new(self.num_servers)
+        self.seat = turns.exchange.seat.beside()
         self._turns = turns
         self._index = index
 
@@ -177,11 +203,17 @@ class ThreadExchange:
 
     def leave(self, flats: list[np.ndarray]) -> None:
         """Make no more steps."""
+        self.clock.enter("push")
         self._turns.leave(self.seat, flats)
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the other threads at their next use of the exchange."""
-        self._turns.fail()
+        self._turns.fail(error)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong first in any thread."""
+        return self._turns.error
 
     def finish(self) -> None:
         """Raises ConfigError, as the others below do: the worker has one beginning and one end."""

@@ -4,8 +4,10 @@ Recht et al. 2011, Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gr
 """
 
 import copy
+import operator
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -45,7 +47,7 @@ Train = Callable[[TrainingThread], None]
 class ThreadOptimizer(DistributedOptimizer):
     """A worker's optimizer for one thread's copy of the model.
 
-    Its step() is torch's to the eye; rates and other hyper-parameters are those of the worker's.
+    Rates and other hyper-parameters are the worker's; its param groups are copies, for looking at.
     """
 
     def __init__(
@@ -69,6 +71,15 @@ class ThreadOptimizer(DistributedOptimizer):
         """See DistributedOptimizer."""
         return self._whole.hypers()
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """See DistributedOptimizer."""
+        self._whole._opt_called = True  # type: ignore[attr-defined]  # for the worker's schedulers
+        return super().step(closure)
+
+    def load_state_dict(self, *_: Any) -> None:
+        """Raises ConfigError: rates are the worker's."""
+        raise ConfigError("load_state_dict() belongs to the worker's own optimizer")
+
 
 def make_threads(
     exchange: Exchange,
@@ -82,87 +93,133 @@ def make_threads(
     num: else CPU_NUM, else 1; one thread works with the worker's own model.  merges: see Turns.
     Raises ConfigError for a number that cannot be, or without a model.
     """
-    asked = "thread_num"
+    asked, given = "thread_num", num
     if num is None:
-        asked, num = CPU_NUM, whole_number(os.environ, CPU_NUM)
-        num = 1 if num is None else num
-    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-        raise ConfigError(f"{asked}={num!r}; use a whole number of training threads, 1 or more")
+        asked, given = CPU_NUM, whole_number(os.environ, CPU_NUM)
+        given = 1 if given is None else given
+    try:
+        count = operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        count = 0
+    if isinstance(given, bool) or count < 1:
+        raise ConfigError(f"{asked}={given!r}; use a whole number of training threads, 1 or more")
     if model is None:
         raise ConfigError("fleet.run_threads(...) needs fleet.distributed_model(model)")
-    if num == 1:
+    if count == 1:
         return [TrainingThread(0, 1, model, optimizer)]
-    turns = Turns(exchange, optimizer.specs, num, merges)
-    return [_make_thread(turns, index, num, model, optimizer) for index in range(num)]
+    _check_whole(model, optimizer)
+    turns = Turns(exchange, optimizer.specs, count, merges)
+    return [_make_thread(turns, index, count, model, optimizer) for index in range(count)]
+
+
+def _check_whole(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    inside = {id(param) for param in model.parameters()}
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    trained += [embedding.weight for embedding in optimizer.embeddings]
+    outside = sum(id(param) not in inside for param in trained)
+    if outside:
+        raise ConfigError(
+            f"fleet.run_threads(...): {outside} of the optimizer's parameters and tables are not "
+            "in the model given to fleet.distributed_model(...), of which threads have copies"
+        )
 
 
 def _make_thread(
     turns: Turns, index: int, num: int, model: nn.Module, optimizer: DistributedOptimizer
 ) -> TrainingThread:
     exchange = ThreadExchange(turns, index)
-    params = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
-    shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    # Tables hook into their parameter, which must require a gradient for that.
+    params = {id(p): nn.Parameter(p.data) for p in model.parameters()}
+    shared: dict[int, Any] = {id(buffer): buffer.data for buffer in model.buffers()}
     shared |= {**params, id(optimizer.clock): exchange.clock}
-    twin = copy.deepcopy(model, shared)
+    try:
+        twin = copy.deepcopy(model, shared)
+    except Exception as error:
+        raise ConfigError(
+            f"fleet.run_threads(...): the model cannot be copied for a thread: {error}"
+        ) from error
+    for param in model.parameters():
+        params[id(param)].requires_grad_(param.requires_grad)
     return TrainingThread(index, num, twin, ThreadOptimizer(optimizer, params, exchange))
 
 
 def run_threads(
-    threads: list[TrainingThread], optimizer: DistributedOptimizer, train: Train
+    threads: list[TrainingThread],
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    train: Train,
+    use: Callable[[Exchange], None],
 ) -> None:
     """Call train(thread) for each, in a thread of its own unless there is but one.
 
-    Returns when all have; their steps and time then count as the worker's: a step's time is a
-    thread's.  Raises the first error of a thread, the others having ended at their next exchange.
+    use: what the worker uses as exchange from then on.  Returns when all have; their steps and time
+    then count as the worker's: a step's time is a thread's.  Raises the first error of a thread,
+    once the others have ended at their next exchange; where one has not within END_S, the worker
+    cannot use its tables any more.
     """
     if len(threads) == 1:
         train(threads[0])
         return
-    model, exchange, clock = optimizer.model, optimizer.exchange, optimizer.clock
-    assert model is not None
-    refusing = model.register_forward_pre_hook(_refuse)
-    optimizer.reroute(cast(Exchange, ThreadsRun()))
+    exchange, clock, intra_op = optimizer.exchange, optimizer.clock, torch.get_num_threads()
+    hooks = [module.register_forward_pre_hook(_refuse) for module in model.modules()]
+    closed = cast(Exchange, ThreadsRun())
+    optimizer.reroute(closed)
+    use(closed)
     before = clock.enter("other")
+    started = _to_start(threads, train, max(1, intra_op // len(threads)))
     try:
-        _run_together(threads, train)
+        _run_together(threads, started)
     finally:
-        optimizer.reroute(exchange)
-        refusing.remove()
+        torch.set_num_threads(intra_op)
         clock.enter(before)
-        for thread in threads:
-            clock.add(thread.optimizer.clock.split())
+        for hook in hooks:
+            hook.remove()
+        if not any(thread.is_alive() for thread in started):
+            optimizer.reroute(exchange)
+            use(exchange)
+            for each in threads:
+                clock.add(each.optimizer.clock.split())
 
 
-def _run_together(threads: list[TrainingThread], train: Train) -> None:
-    errors: list[BaseException] = []
-    intra_op = max(1, torch.get_num_threads() // len(threads))
-
+def _to_start(threads: list[TrainingThread], train: Train, intra_op: int) -> list[threading.Thread]:
     def work(thread: TrainingThread) -> None:
         exchange = cast(ThreadExchange, thread.optimizer.exchange)
         try:
-            torch.set_num_threads(intra_op)  # a new thread would take as many as there are cores
+            torch.set_num_threads(intra_op)
             train(thread)
             exchange.leave(thread.optimizer.values)
         except OtherThreadFailed:
             pass
         except BaseException as error:
-            errors.append(error)
-            exchange.fail()
+            exchange.fail(error)
+        finally:
+            exchange.clock.enter("other")
 
     # Daemons: a signal that ends the worker does not wait for them.
-    started = [
+    return [
         threading.Thread(target=work, args=(thread,), name=f"training {thread.index}", daemon=True)
         for thread in threads
     ]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        while thread.is_alive() and not errors:
-            thread.join(0.05)
-    for thread in started:
-        thread.join(END_S if errors else None)
-    if errors:
-        raise errors[0]
+
+
+def _run_together(threads: list[TrainingThread], started: list[threading.Thread]) -> None:
+    exchange = cast(ThreadExchange, threads[0].optimizer.exchange)
+    try:
+        for thread in started:
+            thread.start()
+        for thread in started:
+            while thread.is_alive() and exchange.error is None:
+                thread.join(0.05)
+    except BaseException as error:
+        exchange.fail(error)
+        raise
+    finally:
+        until_s = time.monotonic() + END_S
+        for thread in started:
+            if thread.ident is not None:
+                thread.join(max(0.0, until_s - time.monotonic()) if exchange.error else None)
+    if exchange.error is not None:
+        raise exchange.error
 
 
 def _refuse(_model: nn.Module, _inputs: Any) -> None:

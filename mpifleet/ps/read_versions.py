@@ -15,6 +15,21 @@ class ReadVersions:
         self.dense = np.full(num_servers, NO_VERSION, np.int64)
         self._rows: dict[int, np.ndarray] = {}
 
+    def beside(self) -> "ReadVersions":
+        """The same dense parameters, rows of its own."""
+        other = ReadVersions(self.dense.size)
+        other.dense = self.dense
+        return other
+
+    def add_rows_of(self, other: "ReadVersions") -> None:
+        """Take over which rows another one has taken: of each table the older versions."""
+        taken, other._rows = other._rows, {}
+        for table, versions in taken.items():
+            own = self._rows.get(table, versions)
+            both = (own != NO_VERSION) & (versions != NO_VERSION)
+            older = np.where(both, np.minimum(own, versions), np.maximum(own, versions))
+            self._rows[table] = older
+
     def took_rows(self, table: int, versions: np.ndarray) -> None:
         """A look-up got rows of these versions, int64 [num_servers], NO_VERSION where of none."""
         self._rows[table] = versions

@@ -17,3 +17,7 @@ class Seat:
     def new(cls, num_servers: int) -> "Seat":
         """Nothing measured and nothing read yet."""
         return cls(StepClock(), ReadVersions(num_servers))
+
+    def beside(self) -> "Seat":
+        """One for a thread that shares the dense parameters: what anybody pulls, all have read."""
+        return Seat(StepClock(), self.read.beside())

@@ -1,5 +1,6 @@
 """Training threads of a worker: their steps are merged in sync mode, their own in async mode."""
 
+import contextlib
 import threading
 import time
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
 from mpifleet.pull_ahead import ahead
 from tests.mpi import test_conservation as conservation
-from tests.mpi.jobs import at_places, run
+from tests.mpi.jobs import Place, at_places, attempt, run
 from tests.mpi.test_conservation import STEPS, Sums, build, draws
 
 THREADS = 2
@@ -103,19 +105,23 @@ def test_threads_with_fewer_steps_leave_the_others_alone(comm, place, mode):
 
 @at_places()
 def test_rows_pulled_ahead_reach_their_thread(comm, place):
-    """Rows are keyed by their own number: a look-up gets what it asked for, whoever else asks."""
+    """Every row is another one: a look-up gets what it asked for, whoever else asks."""
 
-    def build_fixed():
+    def build_varied():
         model = Sums()
+        model.table = SparseEmbedding("t", 97, 5, pooling="sum", dtype=torch.float64)
         return model, torch.optim.SGD(model.parameters(), lr=0.0)
 
     def work(worker):
+        rows = worker.table()
+        assert np.unique(rows).size > 97
+
         def train(thread):
             rng = np.random.default_rng([worker.index, thread.index])
             batches = [torch.from_numpy(rng.integers(0, 97, (20, 1))) for _ in range(15)]
             for ids in ahead(batches, lambda ids: {thread.model.table: ids}, 2):
                 out = thread.model.table(ids)
-                assert (out == 0.5).all()
+                np.testing.assert_array_equal(out.detach().numpy(), rows[ids[:, 0].numpy()])
                 out.sum().backward()
                 thread.optimizer.step()
                 thread.optimizer.zero_grad()
@@ -125,12 +131,16 @@ def test_rows_pulled_ahead_reach_their_thread(comm, place):
         worker.settled()
         return steps
 
-    assert run(comm, place, build_fixed, work, sync=False) == [2 * 15] * place.workers
+    assert run(comm, place, build_varied, work, sync=False) == [2 * 15] * place.workers
+
+
+def names_of_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("training")]
 
 
 @at_places()
 def test_the_first_error_ends_all_threads_and_the_worker_goes_on(comm, place):
-    """The others end at their next exchange, in sync mode also those that wait in a step."""
+    """The others end at their next exchange, whatever their loops make of errors."""
 
     def work(worker):
         ended = []
@@ -140,66 +150,119 @@ def test_the_first_error_ends_all_threads_and_the_worker_goes_on(comm, place):
                 for number in range(10_000_000):
                     if thread.index == 1 and number == 3:
                         raise ValueError("bad sample")
-                    thread.model.table(torch.arange(3)[:, None]).sum().backward()
-                    thread.optimizer.step()
-                    thread.optimizer.zero_grad()
+                    with contextlib.suppress(Exception):
+                        thread.model.table(torch.arange(3)[:, None]).sum().backward()
+                        thread.optimizer.step()
+                        thread.optimizer.zero_grad()
             finally:
                 ended.append(thread.index)
 
         with pytest.raises(ValueError, match="bad sample"):
             worker.session.run_threads(train, 3)
         assert sorted(ended) == [0, 1, 2]
-        assert threading.active_count() < 10
+        assert names_of_threads() == []
+        worker.settled()
+        before = worker.refreshed()["dense"]
+        worker.barrier()
         worker.session.run_threads(lambda thread: step(thread, 0), 2)
+        worker.settled()
+        after = worker.refreshed()["dense"]
+        np.testing.assert_array_equal(after, before - place.workers * 2 * draws(0, 0)[2])
         return True
 
-    assert all(run(comm, place, build, work, sync=place.workers == 1))
+    assert all(run(comm, place, build, work, sync=False))
+
+
+@at_places()
+def test_a_push_that_is_refused_ends_all_threads_that_step_together(comm, place):
+    """Whatever the thread makes of the error that it gets."""
+
+    def work(worker):
+        def train(thread):
+            for _ in range(1000):
+                with contextlib.suppress(Exception):
+                    thread.model.dense.sum().mul(float("nan")).backward()
+                    thread.optimizer.step()
+                    thread.optimizer.zero_grad()
+
+        worker.session.run_threads(train, THREADS)
+
+    outcomes = attempt(comm, place, build, work, end_s=3.0)
+    assert any("finite" in outcome.error for outcome in outcomes), outcomes
+    assert names_of_threads() == []
+
+
+class Dense(nn.Module):
+    """No table: nothing but the model itself can refuse a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3, bias=False)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs):
+        return self.inner(inputs) * self.scale
 
 
 @at_places()
 def test_the_workers_own_model_and_optimizer_are_refused_meanwhile(comm, place):
     def work(worker):
-        def wrong_table(thread):
-            worker.model.table(torch.zeros(1, 1, dtype=torch.int64))
-
-        def wrong_model(thread):
-            worker.model(torch.zeros(1, 1, dtype=torch.int64))
-
-        def wrong_optimizer(thread):
-            worker.optimizer.step()
-
-        def wrong_barrier(thread):
-            worker.session.flush()
-
-        words = r"thread\.model"
-        for wrong in (wrong_table, wrong_model, wrong_optimizer, wrong_barrier):
+        wrong = {
+            "own model": lambda _: worker.model(torch.zeros(1, 3)),
+            "own model;": lambda _: worker.model.inner(torch.zeros(1, 3)),
+            r"thread\.model.*\('\w+' was asked": lambda _: worker.optimizer.step(),
+            "'flush' was asked": lambda _: worker.session.flush(),
+            "worker's own optimizer": lambda t: t.optimizer.load_state_dict({}),
+            "cannot finish": lambda t: t.optimizer.exchange.finish(),
+        }
+        for words, call in wrong.items():
             with pytest.raises(ConfigError, match=words):
-                worker.session.run_threads(wrong, 2)
-        step(worker, 0)  # and afterwards they are whole again
+                worker.session.run_threads(call, 2)
+        worker.model(torch.zeros(1, 3))  # and afterwards they are whole again
+        worker.optimizer.step()
         worker.settled()
-        return worker.table(), worker.refreshed()["dense"]
+        return True
 
-    class Callable(Sums):
-        def forward(self, ids):
-            return self.table(ids)
-
-    def build_callable():
-        model = Callable()
+    def build_dense():
+        model = Dense()
         return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
-    table, dense = np.full((97, 5), 0.5), np.full(700, 0.25)
-    keys, weights, grads = draws(0, 0)
-    np.subtract.at(table, keys, place.workers * weights)
-    dense -= place.workers * grads
-    for got_table, got_dense in run(comm, place, build_callable, work, sync=False):
-        np.testing.assert_array_equal(got_table, table)
-        np.testing.assert_array_equal(got_dense, dense)
+    assert all(run(comm, place, build_dense, work, sync=False))
+
+
+@at_places()
+def test_frozen_and_tied_parameters_and_frozen_tables(comm, place):
+    """A thread's copy has the same ties, and freezes the same."""
+
+    def build_odd():
+        model = Sums()
+        model.tied = model.dense
+        model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        model.table.weight.requires_grad_(False)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return model, torch.optim.SGD(trained, lr=1.0)
+
+    def work(worker):
+        def train(thread):
+            model = thread.model
+            assert model.tied is model.dense
+            assert not model.frozen.requires_grad
+            assert not model.table.weight.requires_grad
+            rows = model.table(torch.arange(4)[:, None])
+            (model.tied.sum() + model.frozen.sum() + rows.sum()).backward()
+            thread.optimizer.step()
+
+        worker.session.run_threads(train, THREADS)
+        worker.settled()
+        return worker.refreshed()["dense"]
+
+    for dense in run(comm, place, build_odd, work, sync=False):
+        np.testing.assert_array_equal(dense, 0.25 - THREADS * place.workers)
 
 
 @pytest.mark.ranks(1)
 def test_threads_share_values_and_rates_and_compute_side_by_side(comm):
     """In one process: buffers and dense values are one memory, a scheduler of the worker counts."""
-    from tests.mpi.jobs import Place
 
     def build_norm():
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -207,6 +270,7 @@ def test_threads_share_values_and_rates_and_compute_side_by_side(comm):
 
     def work(worker):
         meeting = threading.Barrier(THREADS, timeout=20)
+        torch.set_num_threads(4)
 
         def train(thread):
             meeting.wait()  # both are here at once
@@ -214,14 +278,48 @@ def test_threads_share_values_and_rates_and_compute_side_by_side(comm):
                 worker.model.state_dict().values(), thread.model.state_dict().values(), strict=True
             ):
                 assert own.data_ptr() == theirs.data_ptr()
-            assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 2
             worker.optimizer.param_groups[0]["lr"] = 0.25
             assert thread.optimizer.hypers()[0][0, 0] == 0.25
             thread.model(torch.randn(4, 3)).sum().backward()
             assert next(worker.model.parameters()).grad is None
-            time.sleep(0.01)
 
-        worker.session.run_threads(train, THREADS)
+        try:
+            worker.session.run_threads(train, THREADS)
+            assert torch.get_num_threads() == 4
+        finally:
+            torch.set_num_threads(1)
         return True
 
     assert run(comm, Place(0, 1), build_norm, work) == [True]
+
+
+@pytest.mark.ranks(1)
+def test_the_time_after_a_threads_end_is_nobodys(comm):
+    def work(worker):
+        def train(thread):
+            step(thread, thread.index)
+            if thread.index:
+                time.sleep(0.5)
+
+        worker.session.run_threads(train, THREADS)
+        return worker.optimizer.clock.split().seconds
+
+    (seconds,) = run(comm, Place(0, 1), build, work, sync=False)
+    # One thread sleeps between step() and the next forward that never comes, the other has ended.
+    assert 0.5 <= seconds["data"] < 0.9
+
+
+@pytest.mark.ranks(1)
+def test_a_model_that_threads_cannot_have_is_named(comm):
+    def work(worker):
+        worker.model.lock = threading.Lock()
+        with pytest.raises(ConfigError, match="cannot be copied"):
+            worker.session.run_threads(lambda _: None, 2)
+        del worker.model.lock
+        worker.session.model = nn.Linear(1, 1)
+        with pytest.raises(ConfigError, match="are not in the model"):
+            worker.session.run_threads(lambda _: None, 2)
+        return True
+
+    assert run(comm, Place(0, 1), build, work) == [True]
