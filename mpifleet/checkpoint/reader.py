@@ -62,9 +62,8 @@ class Checkpoint:
         self._file = file
         self._check_head(is_old)
         with self._reading("its table of contents"):
-            self.meta: dict[str, Any] = {
-                entry_name(link): json.loads(text) for link, text in file["meta"].attrs.items()
-            }
+            facts = list(file["meta"].attrs.items())
+            self.meta: dict[str, Any] = {entry_name(n): json.loads(text) for n, text in facts}
             self._groups = {kind: _by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
 
     def __enter__(self) -> Checkpoint:
@@ -97,7 +96,7 @@ class Checkpoint:
         group = self._entry("dense", name)
         with self._reading(f"dense parameter {name!r}"):
             value = self._array(group["value"])
-            state = {entry_name(slot): self._array(item) for slot, item in group["state"].items()}
+            state = {entry_name(slot): self._array(item) for slot, item in _members(group["state"])}
             attrs = json.loads(group.attrs["attributes"])
             step = int(group.attrs["step"])
         for slot, values in state.items():
@@ -116,8 +115,8 @@ class Checkpoint:
             num_shards = int(group.attrs.get("num_shards", 1))
             attrs = json.loads(group.attrs["attributes"])
             dtype = str(group["rows"].dtype)
-            state_names = tuple(entry_name(slot) for slot in group["state"])
-            shapes = [group["rows"].shape, *(item.shape for item in group["state"].values())]
+            state_names = tuple(entry_name(slot) for slot, _ in _members(group["state"]))
+            shapes = [group["rows"].shape, *(item.shape for _, item in _members(group["state"]))]
             num_keys = group["keys"].shape
             if num_shards < 1:
                 raise ValueError(f"num_shards {num_shards}")
@@ -145,7 +144,7 @@ class Checkpoint:
         with self._reading(f"sparse table {name!r}"):
             keys = self._array(group["keys"], *bounds)
             arrays = {"rows": self._array(group["rows"], *bounds)}
-            for slot, item in group["state"].items():
+            for slot, item in _members(group["state"]):
                 arrays[entry_name(slot)] = self._array(item, *bounds)
         if not np.array_equal(keys, np.arange(first, last) * table.num_shards + shard):
             raise CheckpointError(
@@ -220,5 +219,15 @@ class Checkpoint:
 
 
 def _by_name(parent: h5py.Group) -> dict[str, h5py.Group]:
-    groups = sorted(parent.values(), key=lambda group: int(group.attrs["index"]))
+    members = [group for _, group in _members(parent)]
+    groups = sorted(members, key=lambda group: int(group.attrs["index"]))
     return {str(group.attrs["name"]): group for group in groups}
+
+
+def _members(group: h5py.Group) -> list[tuple[str, Any]]:
+    """Names and members, all at once.
+
+    Not by a loop over items(): that holds h5py's lock between its turns, and where an error ends
+    the loop, whichever thread collects the garbage gives the lock back, and waits for ever.
+    """
+    return list(group.items())

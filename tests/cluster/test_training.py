@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from mpifleet.checkpoint import newest
 from tests.cluster.jobs.counting import LR, NUM_ROWS, STEPS, ids_of
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
         if isinstance(item, h5py.Dataset):
             found[name] = item[()]
 
-    with h5py.File(folder / "model.h5", "r") as file:
+    with h5py.File(newest(folder), "r") as file:
         file.visititems(keep)
     return found
 

@@ -1,5 +1,8 @@
 """Save and load through the face: any number of servers, any moment, any error, and go on."""
 
+import time
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -7,12 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mpifleet.checkpoint import open_checkpoint
+from mpifleet.checkpoint import Keep, open_checkpoint
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError
+from mpifleet.ps.saving import SaveOptions
 from tests.mpi.jobs import TINY_BYTES, WORLD, Place, at_places, run
 
 ROWS, DIM = 53, 4
+BEHIND = SaveOptions(wait=False)
 
 
 class Net(nn.Module):
@@ -60,18 +65,26 @@ def state(worker):
 
 
 def content(directory):
-    """Every dataset and attribute of the file, by its path inside."""
-    found = {}
+    """Everything in the newest checkpoint, rows in order of their keys."""
+    with open_checkpoint(directory) as checkpoint:
+        tables = [checkpoint.sparse(name) for name in checkpoint.sparse_names]
+        blocks = {t.name: checkpoint.sparse_block(t.name, 0, t.num_rows) for t in tables}
+        entries = [checkpoint.dense(name) for name in checkpoint.dense_names]
+        return {
+            "meta": checkpoint.meta,
+            "dense": [(e.name, e.step, e.attrs, bits({"": e.value} | e.state)) for e in entries],
+            "sparse": [(replace(t, num_shards=1), bits(blocks[t.name])) for t in tables],
+            "buffers": bits(checkpoint.buffers()),
+        }
 
-    def visit(name, item):
-        found[name] = {key: str(value) for key, value in item.attrs.items()}
-        if isinstance(item, h5py.Dataset):
-            found[name]["value"] = (item.dtype.str, item.shape, item[()].tobytes())
 
-    with h5py.File(directory / "model.h5") as file:
-        file.visititems(visit)
-        found["/"] = {key: str(value) for key, value in file.attrs.items()}
-    return found
+def server_ranks(place):
+    """Where the servers of a job are among the ranks of one node."""
+    return list(range(place.workers, place.workers + place.servers)) or [0]
+
+
+def bits(arrays):
+    return {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
 def saving(directory, by_all=True):
@@ -114,7 +127,8 @@ def test_same_file_whatever_the_number_of_servers(comm, shared_tmp_path, workers
         found = content(directory)
         reference = reference or found
         assert found == reference, f"{place} differs"
-        assert [path.name for path in directory.iterdir()] == ["model.h5"]
+        names = sorted(path.name for path in directory.iterdir())
+        assert names == ["latest", "model-000001.h5", "model-000001.h5.sums"]
 
 
 @pytest.mark.parametrize("at_start", [False, True], ids=["load", "init_server"])
@@ -284,7 +298,7 @@ def test_a_directory_that_cannot_be_written_leaves_the_last_file_and_the_job(
     comm, shared_tmp_path, place
 ):
     """A file stands where the directory should be: that stops root too."""
-    good, bad = shared_tmp_path / "good", shared_tmp_path / "good" / "model.h5" / "below"
+    good, bad = shared_tmp_path / "good", shared_tmp_path / "good" / "latest" / "below"
 
     def work(worker):
         steps(worker, 0, 2)
@@ -325,3 +339,159 @@ def test_loading_drops_what_was_pushed_before(comm, shared_tmp_path, place):
 
     for result in run(comm, place, build, work, sync=False):
         assert result == saved[0]
+
+
+@at_places()
+def test_a_save_behind_training_has_the_moment_it_was_asked_for(comm, shared_tmp_path, place):
+    """What is pushed while it is written is not in it; the next save waits for it."""
+
+    def work(worker):
+        steps(worker, 0, 4)
+        worker.settled()
+        moment = state(worker)
+        worker.barrier()
+        if worker.index == 0:
+            worker.session.save(shared_tmp_path / "behind", BEHIND)
+        worker.barrier()
+        steps(worker, 4, 8)
+        worker.settled()
+        if worker.index == 0:
+            worker.session.save(shared_tmp_path / "after")
+        worker.barrier()
+        worker.session.load(shared_tmp_path / "behind")
+        loaded = state(worker)
+        worker.barrier()
+        # Buffers are each worker's own; a load gives all of them worker 0's.
+        shared = [name for name in moment if worker.index == 0 or not name.startswith("norm.")]
+        return [moment[name] == loaded[name] for name in shared]
+
+    assert all(all(same) for same in run(comm, place, build, work))
+
+
+@at_places()
+def test_a_save_behind_training_becomes_visible_without_another_call(comm, shared_tmp_path, place):
+    def work(worker):
+        steps(worker, 0, 2)
+        if worker.index == 0:
+            worker.session.save(shared_tmp_path, BEHIND)
+            end_s = time.monotonic() + 20
+            while not (shared_tmp_path / "latest").exists():
+                assert time.monotonic() < end_s
+                if place.servers == 0:
+                    worker.exchange.settle_saves()  # alone nobody else looks after it
+                time.sleep(0.01)
+            open_checkpoint(shared_tmp_path).close()
+        worker.barrier()
+        return True
+
+    assert all(run(comm, place, build, work))
+
+
+@at_places()
+@pytest.mark.parametrize("at_stop", [False, True], ids=["next-save", "stop"])
+def test_what_fails_behind_training_is_raised_later(
+    comm, shared_tmp_path, place, monkeypatch, at_stop
+):
+    """The disk fails on the last server; the checkpoint before stays; saving goes on."""
+    from mpifleet.ps import save_writing
+
+    def work(worker):
+        steps(worker, 0, 2)
+        errors = []
+        if worker.index == 0:
+            worker.session.save(shared_tmp_path)
+            fails.touch()
+            worker.session.save(shared_tmp_path, BEHIND)
+            try:
+                if at_stop:
+                    worker.exchange.finish()
+                else:
+                    worker.session.save(shared_tmp_path)
+            except CheckpointError as error:
+                errors.append(str(error))
+            fails.unlink()
+            if not at_stop:
+                worker.session.save(shared_tmp_path)  # and saving goes on
+        if not at_stop:
+            worker.barrier()
+        return errors
+
+    fails = shared_tmp_path / "fails"
+    real = save_writing.write_parts
+    last_server = server_ranks(place)[-1]
+
+    def write_parts(descriptor, parts):
+        if fails.exists() and comm.rank == last_server:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, parts)
+
+    monkeypatch.setattr(save_writing, "write_parts", write_parts)
+    results = run(comm, place, build, work)
+    assert any("No space left on device" in error for error in results[0]), results
+    assert open_checkpoint(shared_tmp_path).close() is None
+    names = sorted(path.name for path in shared_tmp_path.glob("*.h5"))
+    assert names == ["model-000001.h5" if at_stop else "model-000002.h5"]
+    assert not list(shared_tmp_path.glob(".*"))
+
+
+@at_places()
+def test_busy_is_refused_where_asked_and_old_ones_go(comm, shared_tmp_path, place, monkeypatch):
+    from mpifleet.ps import save_writing
+
+    real = save_writing.write_parts
+
+    def slow(descriptor, parts):
+        time.sleep(0.3)
+        return real(descriptor, parts)
+
+    monkeypatch.setattr(save_writing, "write_parts", slow)
+
+    def work(worker):
+        error = ""
+        if worker.index == 0:
+            steps_alone = replace(BEHIND, refuse_busy=True)
+            worker.session.save(shared_tmp_path, BEHIND)
+            try:
+                worker.session.save(shared_tmp_path, steps_alone)
+            except CheckpointError as failure:
+                error = str(failure)
+            for _ in range(4):
+                worker.session.save(shared_tmp_path, SaveOptions(keep=Keep(2, 3)))
+        worker.barrier()
+        return error
+
+    errors = run(comm, place, build, work, sync=False)
+    assert "still being written" in errors[0]
+    names = sorted(path.name for path in shared_tmp_path.glob("*.h5"))
+    assert names == [f"model-00000{number}.h5" for number in (3, 4, 5)]
+
+
+@at_places()
+def test_version_1_is_read(comm, shared_tmp_path, place):
+    """As the first version wrote it: model.h5, keys ascending, no digests."""
+    run(comm, place, build, saving(shared_tmp_path))
+    before = run(comm, place, build, loading(shared_tmp_path))[0][0]
+    if comm.rank == 0:
+        as_version_1(shared_tmp_path)
+    comm.Barrier()
+    assert run(comm, place, build, loading(shared_tmp_path))[0][0] == before
+    comm.Barrier()
+
+
+def as_version_1(directory):
+    with open_checkpoint(directory) as checkpoint:
+        tables = [checkpoint.sparse(name) for name in checkpoint.sparse_names]
+        blocks = {t.name: checkpoint.sparse_block(t.name, 0, t.num_rows) for t in tables}
+        path = checkpoint.path
+    with h5py.File(path, "r+") as file:
+        file.attrs["format_version"] = 1
+        for table in tables:
+            group = file[f"sparse/{table.name}"]
+            del group.attrs["num_shards"]
+            group["keys"][:] = np.arange(table.num_rows)
+            group["rows"][:] = blocks[table.name]["rows"]
+            for slot in table.state_names:
+                group["state"][slot][:] = blocks[table.name][slot]
+    path.rename(directory / "model.h5")
+    for other in ("latest", path.name + ".sums"):
+        (directory / other).unlink()
