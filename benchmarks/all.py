@@ -17,7 +17,7 @@ from benchmarks.launch import run_command
 from benchmarks.report import figures_of_lines, missed
 
 PS = ("ps_rows", "ps_idle", "ps_memory", "ps_lanes", "ps_gaps", "ps_served")
-BENCHMARKS = (*PS, "ctr", "ctr_nodes", "ctr_auc", "ctr_cost")
+BENCHMARKS = (*PS, "checkpoint", "ctr", "ctr_nodes", "ctr_auc", "ctr_cost")
 LIMIT_S = 3600.0
 HEAD = ("| figure | measured | against | ratio | goal | met |", "|---|---|---|---|---|---|")
 

@@ -99,6 +99,10 @@ class Exchange(Protocol):
         """Return once nothing that `save` began is being written. Raises CheckpointError."""
         ...
 
-    def load(self, directory: Path) -> None:
-        """Replace all tables by those of a file in `directory`."""
+    def check(self, path: Path) -> None:
+        """Check a checkpoint file's digests. Raises CheckpointError."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Replace all tables by those of a file that was checked."""
         ...

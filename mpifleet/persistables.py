@@ -13,7 +13,7 @@ from mpifleet.errors import CheckpointError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.optimizer import DistributedOptimizer
-from mpifleet.ps.agreement import checked_by_all, raise_first_failure
+from mpifleet.ps.agreement import newest_for_all, raise_first_failure
 from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles
 from mpifleet.strategy import DistributedStrategy
@@ -54,13 +54,20 @@ class Persistables:
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
         self.exchange.settle_saves()
         tensors, failure = self._tensors(), ""
-        path = checked_by_all(comm, directory.absolute(), meeting)
+        path = newest_for_all(comm, directory.absolute(), meeting)
+        is_first = self.roles is None or self.roles.index == 0
+        if is_first:
+            try:
+                self.exchange.check(path)
+            except CheckpointError as error:
+                failure = str(error)
+        raise_first_failure(comm, failure, meeting())
         try:
             saved = read_arrays(path, tensors)
         except CheckpointError as error:
             failure = str(error)
         raise_first_failure(comm, failure, meeting())
-        if self.roles is None or self.roles.index == 0:
+        if is_first:
             try:
                 self.exchange.load(path)
             except CheckpointError as error:

@@ -231,6 +231,10 @@ class ThreadExchange:
         """See finish."""
         raise _not_in_a_thread("save")
 
+    def check(self, *_: Any) -> None:
+        """See finish."""
+        raise _not_in_a_thread("check")
+
     def settle_saves(self) -> None:
         """See finish."""
         raise _not_in_a_thread("settle_saves")

@@ -16,7 +16,7 @@ from pathlib import Path
 from tools.processes import environment, exit_on_sigterm, run
 from tools.venvs import ROOT, SetUpError, install, pip_of, prepare
 
-CHECK = "import mpifleet, torch, h5py, mpi4py"
+CHECK = "import mpifleet, torch, h5py, mpi4py, xxhash"
 TRAIN = "examples/ctr_dnn/train.py"
 INFER = "examples/ctr_dnn/infer.py"
 GUIDE = "examples/ctr_dnn/README.md"

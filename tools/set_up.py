@@ -13,7 +13,7 @@ PACKAGES, PEERS = "packages", "peers"
 # Rows are updated by compiled code in one, by torch in the other.
 EXTRAS = {"system": "test,compiled", "wheel": "test,mpi"}
 LIMIT_S = 1200.0
-_CHECK = "import mpifleet, torch, mpi4py, h5py, pytest, pytest_timeout"
+_CHECK = "import mpifleet, torch, mpi4py, h5py, xxhash, pytest, pytest_timeout"
 _PEERS_LIST = "benchmarks/peers/requirements.txt"
 _PEERS_CHECK = "import paddle.distributed.fleet"
 

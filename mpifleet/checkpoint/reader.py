@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,10 +18,12 @@ from mpifleet.checkpoint.directory import is_checkable, newest
 from mpifleet.checkpoint.layout import (
     FORMAT_NAME,
     READABLE_FORMATS,
+    RESERVED_STATE_NAMES,
     DenseEntry,
     SparseShape,
     entry_name,
     is_numeric,
+    link_name,
 )
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import shard_range, shard_rows
@@ -127,30 +129,42 @@ class Checkpoint:
             )
         return SparseShape(name, num_rows, dim, dtype, state_names, attrs, num_shards)
 
-    def shard_block(self, name: str, shard: int, first: int, last: int) -> dict[str, np.ndarray]:
-        """{"rows": [n, dim], each state name: [n, dim]} of rows [first, last) of one stretch.
+    def read_rows(
+        self, table: SparseShape, shard: int, first: int, out: Mapping[str, np.ndarray]
+    ) -> None:
+        """Read rows of one stretch, from its row `first` on, into "rows" and state slots of `out`.
 
-        Row i of stretch s is that of key s + i * num_shards.
+        out: C-contiguous arrays [n, dim] of the table's dtype; row i of stretch s is that of key
+        s + i * num_shards.  O(bytes moved), without another copy.
         """
-        table, group = self.sparse(name), self._entry("sparse", name)
+        group, count = self._entry("sparse", table.name), len(out["rows"])
         most = shard_rows(table.num_rows, table.num_shards, shard)
-        if not (0 <= shard < table.num_shards and 0 <= first <= last <= most):
+        if not (0 <= shard < table.num_shards and 0 <= first <= first + count <= most):
             raise CheckpointError(
-                f"checkpoint {self.path}: rows [{first}, {last}) of stretch {shard} of table "
-                f"{name!r} lie outside [0, {most})"
+                f"checkpoint {self.path}: rows [{first}, {first + count}) of stretch {shard} of "
+                f"table {table.name!r} lie outside [0, {most})"
             )
-        start = table.first_row(shard)
-        bounds = (start + first, start + last)
-        with self._reading(f"sparse table {name!r}"):
-            keys = self._array(group["keys"], *bounds)
-            arrays = {"rows": self._array(group["rows"], *bounds)}
-            for slot, item in _members(group["state"]):
-                arrays[entry_name(slot)] = self._array(item, *bounds)
-        if not np.array_equal(keys, np.arange(first, last) * table.num_shards + shard):
+        start = table.first_row(shard) + first
+        where = np.s_[start : start + count]
+        with self._reading(f"sparse table {table.name!r}"):
+            keys = self._array(group["keys"], start, start + count)
+            for slot, values in out.items() if count else ():
+                own = slot in RESERVED_STATE_NAMES
+                item = group[slot] if own else group["state"][link_name(slot)]
+                _check_numeric(item)
+                item.read_direct(values, where)
+        if not np.array_equal(keys, np.arange(first, first + count) * table.num_shards + shard):
             raise CheckpointError(
-                f"checkpoint {self.path}: table {name!r} does not hold its keys in order"
+                f"checkpoint {self.path}: table {table.name!r} does not hold its keys in order"
             )
-        return arrays
+
+    def shard_block(self, name: str, shard: int, first: int, last: int) -> dict[str, np.ndarray]:
+        """{"rows": [n, dim], each state name: [n, dim]} of rows [first, last) of one stretch."""
+        table = self.sparse(name)
+        shape = (max(0, last - first), table.dim)
+        out = {slot: np.empty(shape, table.dtype) for slot in ("rows", *table.state_names)}
+        self.read_rows(table, shard, first, out)
+        return out
 
     def sparse_block(self, name: str, first_key: int, last_key: int) -> dict[str, np.ndarray]:
         """{"rows": [n, dim], each state name: [n, dim]} of first_key <= key < last_key."""
@@ -202,8 +216,7 @@ class Checkpoint:
         return groups[name]
 
     def _array(self, item: Any, *bounds: int) -> np.ndarray:
-        if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
-            raise TypeError(f"{item!r} is not an array of numbers")
+        _check_numeric(item)
         return np.asarray(item[slice(*bounds)] if bounds else item[()])
 
     @contextlib.contextmanager
@@ -216,6 +229,11 @@ class Checkpoint:
             raise CheckpointError(
                 f"checkpoint {self.path} is damaged at {what}: {cause}"
             ) from cause
+
+
+def _check_numeric(item: Any) -> None:
+    if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
+        raise TypeError(f"{item!r} is not an array of numbers")
 
 
 def _by_name(parent: h5py.Group) -> dict[str, h5py.Group]:

@@ -73,17 +73,16 @@ def raise_first_failure(
         raise CheckpointError(failure)
 
 
-def checked_by_all(
+def newest_for_all(
     comm: Any, where: Path, meeting: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Path:
-    """The newest checkpoint of a directory, or that file, its digests checked. Collective.
+    """The newest checkpoint of a directory, or that file; the first rank says which. Collective.
 
-    The first rank says which; the ranks share the blocks.  comm: None in a single process.
-    meeting: entered while ranks wait for each other.  Raises CheckpointError on every rank.
+    comm: None in a single process.  meeting: entered while ranks wait for each other.  Raises
+    CheckpointError on every rank.
     """
     failure, path = "", where
-    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
-    if rank == 0:
+    if comm is None or comm.rank == 0:
         try:
             path = newest(where)
         except CheckpointError as error:
@@ -93,14 +92,21 @@ def checked_by_all(
             failure, path = bcast_json(comm, (failure, str(path)))
     if failure:
         raise CheckpointError(failure)
-    path = Path(path)
+    return Path(path)
+
+
+def check_together(comm: Any, path: Path) -> None:
+    """Check a checkpoint's digests, each rank its share of the blocks. Collective.
+
+    Raises CheckpointError on every rank.
+    """
+    failure = ""
     try:
         if is_checkable(path):
-            check(path, rank, size)
+            check(path, *((comm.rank, comm.size) if comm is not None else (0, 1)))
     except CheckpointError as error:
         failure = str(error)
-    raise_first_failure(comm, failure, meeting())
-    return path
+    raise_first_failure(comm, failure)
 
 
 def _free_bytes(directory: str) -> int | None:

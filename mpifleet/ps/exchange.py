@@ -171,10 +171,14 @@ class RemoteExchange:
             self._saves_behind = False
             self._client.ask_all(Kind.SAVE, {"directory": None})
 
-    def load(self, directory: Path) -> None:
+    def check(self, path: Path) -> None:
+        """See Exchange. One worker calls."""
+        self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": True})
+
+    def load(self, path: Path) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
-        self._client.ask_all(Kind.LOAD, {"directory": str(directory)})
+        self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": False})
 
     def _check_open(self) -> None:
         if self.is_finished:

@@ -1,6 +1,6 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from mpifleet.checkpoint import Checkpoint, SparseShape, open_checkpoint
 from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
 from mpifleet.partition import pieces, shard_range, shard_rows
-from mpifleet.ps.agreement import checked_by_all, raise_first_failure
+from mpifleet.ps.agreement import check_together, newest_for_all, raise_first_failure
 from mpifleet.ps.saved_parts import ROWS
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import SparseSpec
@@ -31,16 +31,22 @@ class Loader:
         self._specs = shard.layout.specs
         self._server = shard.layout.server
 
-    def load(self, directory: Path) -> None:
+    def check(self, path: Path) -> None:
+        """Check the digests of a checkpoint. Collective. Raises CheckpointError on every server."""
+        check_together(self._comm, path)
+
+    def load(self, directory: Path, checked: bool) -> None:
         """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
 
-        The servers check the file's digests together, each its share of the blocks.  At the number
-        of servers that saved it each reads its own rows, else all of them.  Raises CheckpointError
-        on every server, before anything is changed where the file does not fit.
+        checked: its digests were looked at already; else the servers do, each its share of the
+        blocks.  At the number of servers that saved it each reads its own rows, else all of them.
+        Raises CheckpointError on every server, before anything is changed where it does not fit.
         """
         with ExitStack() as stack:
             checkpoint, failure = None, ""
-            path = checked_by_all(self._comm, directory)
+            path = newest_for_all(self._comm, directory)
+            if not checked:
+                self.check(path)
             try:
                 checkpoint = stack.enter_context(open_checkpoint(path, checked=True))
                 failure = self._misfit(checkpoint)
@@ -107,29 +113,53 @@ class Loader:
         if with_state:
             self._shard.sparse_steps[table] = int(saved.attrs["step"])
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
-        for first, block in self._own_rows(checkpoint, saved, row_bytes):
-            self._shard.breathe()
-            rows = slice(first, first + len(block[ROWS]))
-            self._shard.set_rows(table, first, block[ROWS])
-            for slot, values in slots.items() if with_state else ():
-                values.numpy()[rows] = self._slot(checkpoint, spec.name, block, slot)
-
-    def _own_rows(
-        self, checkpoint: Checkpoint, saved: SparseShape, row_bytes: int
-    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """This server's rows block by block: where each begins, rows and state by name."""
-        num_servers, server = self._shard.layout.num_servers, self._server
+        none = np.empty(0)
+        if with_state:
+            for slot in slots:
+                self._slot(checkpoint, spec.name, dict.fromkeys(saved.state_names, none), slot)
+        state = {s: values.numpy() for s, values in slots.items()} if with_state else {}
         per_block = max(1, LOAD_BLOCK_BYTES // row_bytes)
-        if saved.num_shards == num_servers:
-            mine = shard_rows(saved.num_rows, num_servers, server)
-            for first, last in pieces(mine, per_block):
-                yield first, checkpoint.shard_block(saved.name, server, first, last)
-            return
+        if saved.num_shards == self._shard.layout.num_servers:
+            self._read_own(checkpoint, table, saved, state, per_block)
+        else:
+            self._pick_own(checkpoint, table, saved, state, per_block)
+
+    def _read_own(
+        self,
+        checkpoint: Checkpoint,
+        table: int,
+        saved: SparseShape,
+        state: Mapping[str, np.ndarray],
+        per_block: int,
+    ) -> None:
+        """This server's rows lie in one piece: the state is read into its place."""
+        mine = shard_rows(saved.num_rows, saved.num_shards, self._server)
+        buffer = np.empty((min(per_block, mine), saved.dim), saved.dtype)
+        for first, last in pieces(mine, per_block):
+            self._shard.breathe()
+            out = {slot: values[first:last] for slot, values in state.items()}
+            out[ROWS] = buffer[: last - first]
+            checkpoint.read_rows(saved, self._server, first, out)
+            self._shard.set_rows(table, first, out[ROWS])
+
+    def _pick_own(
+        self,
+        checkpoint: Checkpoint,
+        table: int,
+        saved: SparseShape,
+        state: Mapping[str, np.ndarray],
+        per_block: int,
+    ) -> None:
+        """This server's rows lie among others' in every block."""
+        num_servers, server = self._shard.layout.num_servers, self._server
         for first, last in pieces(saved.num_rows, per_block):
+            self._shard.breathe()
             block = checkpoint.sparse_block(saved.name, first, last)
             own = slice((server - first) % num_servers, None, num_servers)
-            start = shard_range(first, last, num_servers, server).start
-            yield start, {n: np.ascontiguousarray(values[own]) for n, values in block.items()}
+            rows = shard_range(first, last, num_servers, server)
+            self._shard.set_rows(table, rows.start, np.ascontiguousarray(block[ROWS][own]))
+            for slot, values in state.items():
+                values[rows] = block[slot][own]
 
     @staticmethod
     def _slot(

@@ -128,9 +128,13 @@ class LocalExchange:
         """See Exchange."""
         self._storage.settle()
 
-    def load(self, directory: Path) -> None:
+    def check(self, path: Path) -> None:
         """See Exchange."""
-        self._storage.load(directory)
+        self._storage.check(path)
+
+    def load(self, path: Path) -> None:
+        """See Exchange."""
+        self._storage.load(path, checked=True)
 
 
 class _LocalRows:

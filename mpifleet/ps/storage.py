@@ -46,10 +46,15 @@ class Storage:
         """Wait for it. Collective. Raises CheckpointError on every server when it failed."""
         self._saver.settle()
 
-    def load(self, directory: Path) -> None:
+    def check(self, path: Path) -> None:
+        """Check a file's digests. Collective. Raises CheckpointError on every server."""
+        self._saver.settle()
+        self._loader.check(path)
+
+    def load(self, directory: Path, checked: bool = False) -> None:
         """Replace the tables. Collective. Raises CheckpointError on every server."""
         self._saver.settle()
-        self._loader.load(directory)
+        self._loader.load(directory, checked)
 
     def answer_save(self, request: dict[str, Any], payload: bytes) -> bytes:
         """Serve a SAVE request: empty when done, else what went wrong."""
@@ -70,7 +75,11 @@ class Storage:
     def answer_load(self, request: dict[str, Any], _: bytes) -> bytes:
         """Serve a LOAD request: empty when done, else what went wrong."""
         try:
-            self.load(Path(request["directory"]))
+            path = Path(request["path"])
+            if request["check_only"]:
+                self.check(path)
+            else:
+                self.load(path, checked=True)
         except CheckpointError as error:
             return str(error).encode()
         return b""

@@ -39,6 +39,7 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "ps_lanes": (0, []),
         "ps_gaps": (0, []),
         "ps_served": (0, []),
+        "checkpoint": (0, []),
         "ctr": (0, []),
         "ctr_nodes": (0, []),
         "ctr_auc": (0, []),
@@ -58,7 +59,7 @@ def test_a_missed_goal_and_a_failure_are_named(monkeypatch, capsys):
         "benchmarks: ps_idle ended with status 143",
     ]
     assert out.count("| plain |") == 2
-    assert [command[3:] for command in commands] == [["--quick"]] * 10
+    assert [command[3:] for command in commands] == [["--quick"]] * 11
 
 
 def test_every_benchmark_is_run():

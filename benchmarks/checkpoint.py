@@ -1,0 +1,199 @@
+"""Checkpoints against raw writes and reads of as many bytes, and against torch.save.
+
+    python -m benchmarks.checkpoint [--quick]
+
+starts a job of two servers and one worker on this node.  The state is one table of 256 MiB (adam:
+rows and two states), then one of 2 GiB where memory and disk allow it; a third job has 10 million
+rows of 8.  What is compared takes turns: the job's save, one rank's raw write of the same bytes in
+pieces with fdatasync, and torch.save of the same arrays.  Reads are warm: the page cache holds the
+file.  The stall of a save behind training is what the worker waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.launch import is_launched, run_job
+from benchmarks.report import Figure, Goal, print_figures, ratio_of
+from mpifleet import fleet
+from mpifleet.checkpoint import newest
+
+DIM, ROWS_DIM = 64, 8
+STATES = 3  # rows, exp_avg, exp_avg_sq
+SIZES_MIB = (256, 2048)
+MANY_ROWS = 10_000_000
+ROUNDS = 3
+PIECE_BYTES = 16 << 20
+NUM_SERVERS = 2
+
+
+def rows_of(mib: int) -> int:
+    """Rows of a table whose values and state have so many MiB."""
+    return (mib << 20) // (4 * DIM * STATES)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure here when a launcher started us, else start one job per size."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoint", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one round of 16 MiB")
+    parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--dim", type=int, default=DIM, help=argparse.SUPPRESS)
+    parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(argv)
+    if is_launched():
+        return job(chosen.rows, chosen.dim, 1 if chosen.quick else ROUNDS, chosen.judge)
+    sizes = [(rows_of(16), DIM)] if chosen.quick else wanted_sizes()
+    worst = 0
+    for rows, dim in sizes:
+        options = ["--rows", str(rows), "--dim", str(dim)]
+        options += ["--quick"] if chosen.quick else ["--judge"]
+        status, _ = run_job("benchmarks.checkpoint", NUM_SERVERS + 1, options)
+        worst = max(worst, status)
+    return worst
+
+
+def wanted_sizes() -> list[tuple[int, int]]:
+    """(rows, dim) of each job; one that memory or disk cannot hold thrice is told and left out."""
+    sizes = [(rows_of(mib), DIM) for mib in SIZES_MIB] + [(MANY_ROWS, ROWS_DIM)]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    disk = shutil.disk_usage(tempfile.gettempdir()).free
+    shm = shutil.disk_usage("/dev/shm").free
+    found = []
+    for rows, dim in sizes:
+        num_bytes = 4 * rows * dim * STATES
+        if num_bytes * 3 > min(memory, disk) or num_bytes > shm:
+            print(f"checkpoint: {num_bytes >> 20} MiB do not fit here", file=sys.stderr)
+        else:
+            found.append((rows, dim))
+    return found
+
+
+def job(rows: int, dim: int, rounds: int, judge: bool) -> int:
+    """One rank's part."""
+    fleet.init(server_num=NUM_SERVERS)
+    model = torch.nn.Module()
+    model.table = fleet.SparseEmbedding("table", rows, dim)
+    adam = torch.optim.Adam(model.parameters(), 1e-3)
+    fleet.distributed_optimizer(adam, model=model)
+    if fleet.is_server():
+        fleet.run_server()
+        return 0
+    fleet.init_worker()
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        figures = measured(Path(folder), rows, dim, rounds, judge)
+    fleet.stop_worker()
+    print_figures(figures)
+    return int(any(figure.met is False for figure in figures))
+
+
+def measured(folder: Path, rows: int, dim: int, rounds: int, judge: bool) -> list[Figure]:
+    """The worker's part: seconds of each way in every round, and what they say."""
+    arrays = [np.random.default_rng(i).random((rows, dim), np.float32) for i in range(STATES)]
+    seconds: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):  # the first touches memory and disk, and is not counted
+        spent = one_round(folder, arrays)
+        for name, value in spent.items():
+            if turn or rounds == 1:
+                seconds.setdefault(name, []).append(value)
+    num_bytes = newest(folder / "ours").stat().st_size
+    return figures_of(seconds, num_bytes, rows, judge)
+
+
+def one_round(folder: Path, arrays: Sequence[np.ndarray]) -> dict[str, float]:
+    """Seconds of each way to write and read the same bytes."""
+    ours, raw, plain = folder / "ours", folder / "raw", folder / "plain.pt"
+    spent = {
+        "save": timed(lambda: fleet.save_persistables(ours)),
+        "raw write": timed(lambda: write_raw(raw, arrays)),
+        "torch.save": timed(lambda: save_synced(plain, arrays)),
+        "memcpy": timed(lambda: [array.copy() for array in arrays]),
+    }
+    spent["stall behind training"] = timed(lambda: fleet.save_persistables(ours, wait=False))
+    spent["behind training"] = timed(lambda: fleet.save_persistables(ours)) - spent["save"]
+    spent["load"] = timed(lambda: fleet.load_persistables(ours))
+    spent["raw read"] = timed(lambda: read_raw(raw))
+    return spent
+
+
+def timed(call: object) -> float:
+    """Wall seconds of one call."""
+    start_s = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - start_s
+
+
+def write_raw(path: Path, arrays: Sequence[np.ndarray]) -> None:
+    """The bytes as they are, in pieces, on disk at the end."""
+    with open(path, "wb", buffering=0) as file:
+        for array in arrays:
+            data = memoryview(array.reshape(-1).view(np.uint8).data)
+            for start in range(0, len(data), PIECE_BYTES):
+                file.write(data[start : start + PIECE_BYTES])
+        os.fdatasync(file.fileno())
+
+
+def save_synced(path: Path, arrays: Sequence[np.ndarray]) -> None:
+    """torch.save, on disk at the end."""
+    with open(path, "wb") as file:
+        torch.save([torch.from_numpy(array) for array in arrays], file)
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+def read_raw(path: Path) -> None:
+    """All bytes of a file, in pieces, into one buffer."""
+    buffer = bytearray(PIECE_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def figures_of(
+    seconds: dict[str, list[float]], num_bytes: int, rows: int, judge: bool
+) -> list[Figure]:
+    """Bandwidths and their ratios."""
+    size = f"{num_bytes >> 20} MiB"
+
+    def rate(name: str, against: str, goal: Goal) -> Figure:
+        ratio = ratio_of(seconds[against], seconds[name])
+        value = num_bytes / statistics.median(seconds[name]) / 1e6
+        shown = goal if judge else None
+        met = goal.met_by(ratio) if judge else None
+        text = str(shown) if shown else None
+        return Figure(f"{name}, {size}", round(value), "MB/s", against, round(ratio, 3), text, met)
+
+    at_least = {bound: Goal(bound, at_most=False) for bound in (0.5, 0.7, 1.5)}
+    stall = ratio_of(seconds["stall behind training"], seconds["memcpy"])
+    most = Goal(1.2, at_most=True)
+    return [
+        rate("save", "raw write", at_least[0.7]),
+        rate("save", "torch.save", at_least[1.5]),
+        rate("load", "raw read", at_least[0.5]),
+        Figure(
+            f"stall behind training, {size}",
+            round(1e3 * statistics.median(seconds["stall behind training"]), 1),
+            "ms",
+            "memcpy",
+            round(stall, 3),
+            str(most) if judge else None,
+            most.met_by(stall) if judge else None,
+        ),
+        Figure(f"rows saved, {size}", round(rows / statistics.median(seconds["save"])), "rows/s"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
