@@ -67,8 +67,8 @@ class SparseEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
         self._take_weight()
         self._exchange: Exchange | None = None
-        self._expected: ExpectedLookUps[_Plan] = ExpectedLookUps()
         self._table = -1
+        self._expected: ExpectedLookUps[_Plan] = ExpectedLookUps()
 
     def _take_weight(self) -> None:
         self.gradient = SparseGradient(self.weight)
@@ -90,8 +90,7 @@ class SparseEmbedding(nn.Module):
 
     def connect(self, exchange: Exchange, table: int) -> None:
         """Use `exchange` for pulls and call this table number `table` there."""
-        self._exchange = exchange
-        self._table = table
+        self._exchange, self._table = exchange, table
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Rows of `ids`, pooled per slot, slots side by side: [B, num_slots * dim].
@@ -118,15 +117,19 @@ class SparseEmbedding(nn.Module):
             return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
         return pooled.reshape(plan.batch, -1).to(self.weight.device)
 
-    def expect(self, ids: Tensor, offsets: Tensor | None = None) -> "Expected[_Plan]":
-        """Begin the pull of a later training forward of the same ids; see fleet.pull_ahead."""
+    def expect(
+        self, ids: Tensor, offsets: Tensor | None = None, num_steps: int = 1
+    ) -> "Expected[_Plan]":
+        """Begin the pull of a training forward at most num_steps steps from now; a later one pulls
+        anew.  See fleet.pull_ahead.
+        """
         exchange = self._connected()
         before = exchange.clock.enter("unique")
         plan = self._plan(ids, offsets)
         exchange.clock.enter("pull")
         rows = exchange.begin_rows(self._table, plan.unique)
         kept = offsets.clone() if offsets is not None else None
-        expected = Expected(ids.clone(), kept, plan, rows)
+        expected = Expected(ids.clone(), kept, plan, rows, self._expected.steps + num_steps)
         self._expected.add(expected)
         exchange.clock.enter(before)
         return expected
@@ -140,7 +143,7 @@ class SparseEmbedding(nn.Module):
         self._expected.read_near()
 
     def expect_nothing(self) -> None:
-        """Forget what was expected: later look-ups pull anew."""
+        """Have later look-ups pull anew."""
         self._expected.clear()
 
     def _connected(self) -> Exchange:
@@ -219,11 +222,8 @@ class _Plan:
         batch: int,
         mean: bool,
     ):
-        self.unique = unique
-        self.batch = batch
-        self.bag_of = bag_of
-        self.lengths = lengths
-        self.mean = mean
+        self.unique, self.batch, self.mean = unique, batch, mean
+        self.bag_of, self.lengths = bag_of, lengths
 
     @classmethod
     def make(

@@ -165,6 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of parameters and tables."""
+        self._check_own()
         super().zero_grad(set_to_none)
         for embedding in self.embeddings:
             embedding.gradient.clear()
@@ -176,6 +177,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         torch.nn.utils.clip_grad_norm_ sees parameters only. Returns the norm before. The norm is
         this worker's own.
         """
+        self._check_own()
         dense = [p.grad for params in self._params for p in params if p.grad is not None]
         tables = [
             embedding
@@ -255,6 +257,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             [torch.from_numpy(flat[p.start : p.stop]).view(p.shape) for p in spec.params]
             for spec, flat in zip(self.specs.dense, flats, strict=True)
         ]
+
+    def _check_own(self) -> None:
+        """Raises ConfigError while training threads have optimizers of their own."""
+        if self._exchange is not None:
+            self._exchange.num_servers  # noqa: B018 -- refused by what stands there meanwhile
 
     def _connected(self) -> Exchange:
         if self._exchange is None:

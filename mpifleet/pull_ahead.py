@@ -1,5 +1,6 @@
 """Rows of coming batches, asked for before they are needed."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Expected(Generic[Plan]):
     offsets: Tensor | None
     plan: Plan
     rows: PulledRows
+    last_step: int = sys.maxsize
+    """The step of its table up to which its rows are as fresh as was promised."""
 
     def is_for(self, ids: Tensor, offsets: Tensor | None) -> bool:
         """Whether a look-up is this one, by its ids: a tensor may have changed meanwhile."""
@@ -35,9 +38,9 @@ class Expected(Generic[Plan]):
 def _same(left: Tensor | None, right: Tensor | None) -> bool:
     if left is None and right is None:
         return True
-    if left is None or right is None or left.dtype != right.dtype:
+    if left is None or right is None or left.is_floating_point() or right.is_floating_point():
         return False
-    return torch.equal(left, right.to(left.device))
+    return torch.equal(left.long(), right.to(left.device).long())
 
 
 class ExpectedLookUps(Generic[Plan]):
@@ -45,18 +48,22 @@ class ExpectedLookUps(Generic[Plan]):
 
     def __init__(self) -> None:
         self._queue: deque[Expected[Plan]] = deque()
+        self.steps = 0
+        """Calls of `read_near`: one per step of the worker."""
 
     def add(self, expected: Expected[Plan]) -> None:
         """One more, after all others."""
         self._queue.append(expected)
 
     def take(self, ids: Tensor, offsets: Tensor | None) -> Expected[Plan] | None:
-        """The look-up of these ids, and forget those before it; None where nobody expected it."""
+        """The look-up of these ids, and forget those before it; None where nobody expected it, or
+        where so many steps were made since that its rows are older than was promised.
+        """
         for number, expected in enumerate(self._queue):
             if expected.is_for(ids, offsets):
                 for _ in range(number + 1):
                     self._queue.popleft()
-                return expected
+                return expected if self.steps <= expected.last_step else None
         return None
 
     def discard(self, expected: Expected[Plan]) -> bool:
@@ -67,7 +74,8 @@ class ExpectedLookUps(Generic[Plan]):
         return False
 
     def read_near(self) -> None:
-        """Read what this rank can read itself for the look-up that comes next."""
+        """A step was made: read what this rank can read itself for the look-up that comes next."""
+        self.steps += 1
         if self._queue:
             self._queue[0].rows.read_near()
 
@@ -87,40 +95,49 @@ def ahead(
     Raises ConfigError where it gives something else.
     """
     waiting: deque[tuple[Batch, Announced]] = deque()
-    forget = _Forget()
+    source, error = iter(batches), None
     try:
-        for batch in batches:
-            waiting.append((batch, _announce(look_ups(batch)) if num_batches else []))
+        while True:
+            try:
+                batch = next(source)
+                announced = _announce(look_ups(batch), num_batches) if num_batches else []
+            except StopIteration:
+                break
+            except Exception as failure:
+                error = failure  # what was delivered before is trained first, as without this
+                break
+            waiting.append((batch, announced))
             if len(waiting) > num_batches:
                 yield waiting[0][0]
-                forget(waiting.popleft()[1])
+                _forget(waiting.popleft()[1])
         while waiting:
             yield waiting[0][0]
-            forget(waiting.popleft()[1])
+            _forget(waiting.popleft()[1])
     finally:
         for _, announced in waiting:
             for embedding, expected in announced:
                 embedding.forget_expected(expected)
+    if error is not None:
+        raise error
 
 
-class _Forget:
-    """Forgets what a batch announced and did not look up; says so once."""
+_told: set[str] = set()
+"""Tables of which it was said that an announced look-up was not made."""
 
-    def __init__(self) -> None:
-        self._has_told = False
 
-    def __call__(self, announced: Announced) -> None:
-        unused = [e for e, expected in announced if e.forget_expected(expected)]
-        if unused and not self._has_told:
-            self._has_told = True
+def _forget(announced: Announced) -> None:
+    """Forget what a batch announced and did not look up; say so once per table."""
+    for embedding, expected in announced:
+        if embedding.forget_expected(expected) and embedding.name not in _told:
+            _told.add(embedding.name)
             get_logger().warning(
                 "table %r: a look-up announced to fleet.pull_ahead was not made by the training of "
                 "its batch; its rows were pulled for nothing",
-                unused[0].name,
+                embedding.name,
             )
 
 
-def _announce(look_ups: Mapping[Any, Any]) -> Announced:
+def _announce(look_ups: Mapping[Any, Any], num_batches: int) -> Announced:
     if not isinstance(look_ups, Mapping):
         raise ConfigError(
             f"look_ups gave a {type(look_ups).__name__}; give a dict {{embedding: ids}}"
@@ -131,6 +148,7 @@ def _announce(look_ups: Mapping[Any, Any]) -> Announced:
             raise ConfigError(
                 f"look_ups names {embedding!r:.100}; use fleet.SparseEmbedding modules as keys"
             )
-        announced = embedding.expect(*(ids if isinstance(ids, tuple) else (ids,)))
+        what = ids if isinstance(ids, tuple) else (ids, None)
+        announced = embedding.expect(*what, num_steps=num_batches)
         expected.append((embedding, announced))
     return expected

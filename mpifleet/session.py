@@ -199,12 +199,13 @@ class Session:
         has ended and will never come. After an error inside nobody meets again.
         """
         roles, exchange = self.roles, self.exchange
+        waits = exchange is not None and exchange.waits_for_others  # refused from a thread
         if roles is None:
             yield
             return
         if comm_world == "all" and exchange is not None and not exchange.is_finished:
             raise ConfigError('comm_world="all" while servers serve: stop_worker() comes first')
-        rests = comm_world == "worker" and exchange is not None and exchange.waits_for_others
+        rests = comm_world == "worker" and waits
         comm = roles.world if comm_world == "all" else roles.group
         report_s = self.strategy.stall_report_s
         if rests and exchange is not None:
@@ -233,6 +234,8 @@ class Session:
         self.connected().flush()
         assert self.optimizer is not None
         self.optimizer.refresh()
+        for embedding in self.optimizer.embeddings:
+            embedding.expect_nothing()
 
     def run_threads(self, train: Train, thread_num: int | None) -> None:
         """Call train(thread) in that many training threads of this worker, until all return."""

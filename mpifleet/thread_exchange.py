@@ -28,11 +28,19 @@ class ThreadsRun:
     Whatever is asked of it raises ConfigError.
     """
 
+    has_straggler = False
+    """Whether a thread went on after another had failed: then the exchange never comes back."""
+
     def __getattr__(self, name: str) -> NoReturn:
+        if self.has_straggler:
+            raise ConfigError(
+                "a training thread of fleet.run_threads(...) had not ended long after another one "
+                "failed: this worker cannot use its tables any more"
+            )
         raise ConfigError(
             "while fleet.run_threads(...) runs, tables are reached through the model and the "
-            "optimizer that each training thread was given (thread.model, thread.optimizer); "
-            f"nothing else of fleet may use them ({name!r} was asked for)"
+            "optimizer that each training thread was given (thread.model, thread.optimizer); no "
+            f"other call of fleet, model or optimizer may use them ({name!r} was asked for)"
         )
 
 

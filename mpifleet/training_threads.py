@@ -8,7 +8,8 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from torch import nn
 from mpifleet.errors import ConfigError
 from mpifleet.exchange import Exchange
 from mpifleet.launchenv import whole_number
+from mpifleet.log import get_logger
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.thread_exchange import OtherThreadFailed, ThreadExchange, ThreadsRun, Turns
 
@@ -60,6 +62,7 @@ class ThreadOptimizer(DistributedOptimizer):
             {**group, "params": [params[id(p)] for p in group["params"]]}
             for group in whole.param_groups
         ]
+        self._given = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         self._params = [[params[id(p)] for p in table] for table in whole._params]
         self._grads = [np.zeros_like(flat) for flat in whole._grads]
         self._present = [np.zeros_like(flags) for flags in whole._present]
@@ -74,6 +77,13 @@ class ThreadOptimizer(DistributedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See DistributedOptimizer."""
         self._whole._opt_called = True  # type: ignore[attr-defined]  # for the worker's schedulers
+        for group, given in zip(self.param_groups, self._given, strict=True):
+            changed = [name for name in given if group[name] != given[name]]
+            if changed:
+                raise ConfigError(
+                    f"{changed[0]!r} of a thread's optimizer was changed from {given[changed[0]]} "
+                    f"to {group[changed[0]]}: rates and schedulers belong to the worker's own"
+                )
         return super().step(closure)
 
     def load_state_dict(self, *_: Any) -> None:
@@ -108,6 +118,8 @@ def make_threads(
     if count == 1:
         return [TrainingThread(0, 1, model, optimizer)]
     _check_whole(model, optimizer)
+    if count > (cores := len(os.sched_getaffinity(0))):
+        get_logger().warning("%d training threads (%s) share %d core(s)", count, asked, cores)
     turns = Turns(exchange, optimizer.specs, count, merges)
     return [_make_thread(turns, index, count, model, optimizer) for index in range(count)]
 
@@ -160,21 +172,46 @@ def run_threads(
     if len(threads) == 1:
         train(threads[0])
         return
-    exchange, clock, intra_op = optimizer.exchange, optimizer.clock, torch.get_num_threads()
+    with _lent(threads, model, optimizer, use) as started:
+        intra_op = torch.get_num_threads()
+        started += _to_start(threads, train, max(1, intra_op // len(threads)))
+        try:
+            _run_together(threads, started)
+        finally:
+            torch.set_num_threads(intra_op)
+
+
+@contextmanager
+def _lent(
+    threads: list[TrainingThread],
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    use: Callable[[Exchange], None],
+) -> Iterator[list[threading.Thread]]:
+    """The worker's own way to its tables is closed within, and comes back once all have ended.
+
+    Gives a list for the threads that are started.
+    """
+    exchange, clock, closed = optimizer.exchange, optimizer.clock, ThreadsRun()
     hooks = [module.register_forward_pre_hook(_refuse) for module in model.modules()]
-    closed = cast(Exchange, ThreadsRun())
-    optimizer.reroute(closed)
-    use(closed)
+    optimizer.reroute(cast(Exchange, closed))
+    use(cast(Exchange, closed))
     before = clock.enter("other")
-    started = _to_start(threads, train, max(1, intra_op // len(threads)))
+    started: list[threading.Thread] = []
     try:
-        _run_together(threads, started)
+        yield started
     finally:
-        torch.set_num_threads(intra_op)
         clock.enter(before)
         for hook in hooks:
             hook.remove()
-        if not any(thread.is_alive() for thread in started):
+        if any(thread.is_alive() for thread in started):
+            closed.has_straggler = True
+            get_logger().error(
+                "a training thread has not ended %.0f s after another failed: this worker cannot "
+                "use its tables any more",
+                END_S,
+            )
+        else:
             optimizer.reroute(exchange)
             use(exchange)
             for each in threads:

@@ -107,7 +107,8 @@ class Util:
         if comm_world not in WORLDS:
             raise ConfigError(f"comm_world={comm_world!r}; use one of {', '.join(WORLDS)}")
         if self._roles is None:
-            return None
+            with self._meet(comm_world):  # refused here where it would be refused in a job
+                return None
         if comm_world == "all":
             return self._roles.world
         if self._roles.role.value != comm_world:

@@ -54,16 +54,17 @@ class RowsPull:
         shares = {server: share for server, share in shares.items() if share.stop > share.start}
         self._near = {s: share for s, share in shares.items() if home.reaches(s)}
         self._far = {s: share for s, share in shares.items() if not home.reaches(s)}
+        self._has_near = False
         self._rounds = self._ask()
         next(self._rounds, None)
 
     def read_near(self) -> None:
-        """See PulledRows. O(bytes moved)."""
+        """See PulledRows; a second time it reads them as they are then. O(bytes moved)."""
         for server, share in self._near.items():
             rows = self._unique.rows[share]
             self._home.read_rows(server, self._table, rows, self._out[share])
             self._versions[server] = self._home.versions[server, Lane.ROWS]
-        self._near = {}
+        self._has_near = True
 
     def finish_far(self) -> None:
         """Take the far servers' answers; waits for them."""
@@ -72,7 +73,8 @@ class RowsPull:
 
     def take(self) -> np.ndarray:
         """See PulledRows."""
-        self.read_near()
+        if not self._has_near:
+            self.read_near()
         self.finish_far()
         self._read.took_rows(self._table, self._versions)
         return self._out

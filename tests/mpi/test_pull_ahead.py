@@ -82,3 +82,59 @@ def test_each_batch_is_asked_for_once_and_rows_are_those_of_the_step_before(
     assert all(
         low <= value <= step for step, (low, value) in enumerate(zip(least, applied, strict=True))
     )
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@at_places()
+def test_a_stream_that_rests_gives_rows_that_are_no_older(comm, place, road, num_batches):
+    """30 steps of something else come between two of its batches."""
+    if road == "served" and place.home != "node":
+        pytest.skip("only tables of a node's memory are served")
+    ids = torch.arange(97)[:, None]
+
+    def work(worker):
+        model, optimizer = worker.model, worker.optimizer
+
+        def age(stream):
+            next(stream)
+            with torch.no_grad():
+                now = model.table(ids).numpy().copy()
+            seen = model.table(ids)
+            (0 * seen.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return np.abs(seen.detach().numpy() - now).max()
+
+        stream = ahead([0] * 8, lambda _: {model.table: ids}, num_batches)
+        ages = [age(stream)]
+        for _ in range(30):
+            model.table(ids).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        worker.exchange.flush()
+        worker.barrier()
+        ages.append(age(stream))
+        worker.barrier()
+        stream.close()
+        return ages
+
+    assert run(comm, place, build, work, sync=False) == [[0.0, 0.0]] * place.workers
+
+
+@pytest.mark.ranks(1, 2)
+@at_places()
+def test_flush_forgets_what_was_pulled(comm, place):
+    ids = torch.arange(5)[:, None]
+
+    def work(worker):
+        model, optimizer = worker.model, worker.optimizer
+        stream = ahead([0, 1, 2], lambda _: {model.table: ids}, 2)
+        next(stream)
+        model.table(ids + 5).sum().backward()
+        optimizer.step()
+        worker.session.flush()
+        assert model.table._expected.take(ids, None) is None
+        stream.close()
+        return True
+
+    assert all(run(comm, place, build, work, sync=False))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mpifleet import training_threads
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
 from mpifleet.pull_ahead import ahead
@@ -192,6 +193,11 @@ def test_a_push_that_is_refused_ends_all_threads_that_step_together(comm, place)
     assert names_of_threads() == []
 
 
+def rate_of_a_thread(thread):
+    torch.optim.lr_scheduler.LambdaLR(thread.optimizer, lambda _: 0.0)
+    thread.optimizer.step()
+
+
 class Dense(nn.Module):
     """No table: nothing but the model itself can refuse a call."""
 
@@ -214,6 +220,10 @@ def test_the_workers_own_model_and_optimizer_are_refused_meanwhile(comm, place):
             "'flush' was asked": lambda _: worker.session.flush(),
             "worker's own optimizer": lambda t: t.optimizer.load_state_dict({}),
             "cannot finish": lambda t: t.optimizer.exchange.finish(),
+            "'num_servers'": lambda _: worker.optimizer.zero_grad(),
+            "('num_servers') was": lambda _: worker.optimizer.clip_grad_norm_(1.0),
+            "'waits_for_others'": lambda _: worker.session.util.barrier(),
+            "'lr' of a thread's optimizer was changed from 1.0 to 0.0": rate_of_a_thread,
         }
         for words, call in wrong.items():
             with pytest.raises(ConfigError, match=words):
@@ -320,6 +330,28 @@ def test_a_model_that_threads_cannot_have_is_named(comm):
         worker.session.model = nn.Linear(1, 1)
         with pytest.raises(ConfigError, match="are not in the model"):
             worker.session.run_threads(lambda _: None, 2)
+        return True
+
+    assert run(comm, Place(0, 1), build, work) == [True]
+
+
+@pytest.mark.ranks(1)
+def test_a_thread_that_does_not_end_keeps_the_tables(comm, monkeypatch):
+    monkeypatch.setattr(training_threads, "END_S", 0.2)
+    ends = threading.Event()
+
+    def work(worker):
+        def train(thread):
+            if thread.index:
+                ends.wait(20)
+            else:
+                raise ValueError("bad sample")
+
+        with pytest.raises(ValueError, match="bad sample"):
+            worker.session.run_threads(train, 2)
+        with pytest.raises(ConfigError, match="had not ended long after another one failed"):
+            worker.optimizer.step()
+        ends.set()
         return True
 
     assert run(comm, Place(0, 1), build, work) == [True]

@@ -1,5 +1,7 @@
 """Look-ups that are announced: the same rows as without, whatever else is looked up between."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -100,13 +102,14 @@ def test_ids_changed_in_place_are_looked_up_anew():
 
 @pytest.mark.parametrize("how", ["no_grad", "other ids"])
 def test_what_nobody_looks_up_is_forgotten_and_said_once(how, capsys):
-    embedding, _ = single(name="unused")
-    for ids in ahead(IDS * 5, lambda ids: {embedding: ids}, 2):
+    name = f"unused, {how}"
+    embedding, _ = single(name=name)
+    for ids in itertools.chain(*(ahead(IDS, lambda ids: {embedding: ids}, 2) for _ in range(5))):
         with torch.set_grad_enabled(how != "no_grad"):
             embedding(ids if how == "no_grad" else ids + 1)
         assert len(embedding._expected._queue) <= 3
     assert len(embedding._expected._queue) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "'unused'" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if repr(name) in line]
     assert len(said) == 1
     assert "was not made by the training of its batch" in said[0]
 
@@ -165,3 +168,40 @@ def test_dense_models_expect_nothing():
     for _ in ahead(range(3), lambda _: {}, 2):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 5])
+@pytest.mark.parametrize("where", ["batches", "look-ups"])
+def test_what_came_before_an_error_is_trained_before_it_is_raised(num_batches, where):
+    embedding, _ = single()
+
+    def batches():
+        yield from IDS[:4]
+        if where == "batches":
+            raise OSError("the disk is gone")
+        yield IDS[4]
+
+    def look_ups(ids):
+        if where == "look-ups" and ids is IDS[4]:
+            raise OSError("the disk is gone")
+        return {embedding: ids}
+
+    trained = []
+    # Without pulling ahead nobody asks for look-ups.
+    last = 5 if where == "look-ups" and not num_batches else 4
+    try:
+        for ids in ahead(batches(), look_ups, num_batches):
+            embedding(ids)
+            trained.append(ids)
+    except OSError:
+        trained.append("raised")
+    assert trained == [*IDS[:last], *(["raised"] if last == 4 else [])]
+    assert not embedding._expected._queue
+
+
+def test_ids_of_another_width_are_the_same_look_up(monkeypatch):
+    embedding, optimizer = single()
+    asked = Asked(optimizer, monkeypatch)
+    for ids in ahead(IDS, lambda ids: {embedding: ids.int()}, 1):
+        embedding(ids)
+    assert asked.times == len(IDS)
