@@ -144,32 +144,40 @@ def remove_leftovers(directory: Path) -> None:
     """Remove what writers left that are gone: nobody holds their file locked."""
     for number, path in list(_temporaries(directory)):
         # A writer's lock goes along when its file gets the final name.
-        whole = directory / f".{name_of(number)}.tmp"
-        if not (_is_locked(whole) or _is_locked(directory / name_of(number))):
-            path.unlink(missing_ok=True)
+        holders = (directory / f".{name_of(number)}.tmp", directory / name_of(number))
+        holder = next((each for each in holders if each.exists()), None)
+        with _abandoned(holder) as is_abandoned:
+            if is_abandoned:
+                path.unlink(missing_ok=True)
     for path in directory.glob("model-*.h5.sums"):
         whole = path.with_suffix("")
         if not whole.exists() and not (directory / f".{whole.name}.tmp").exists():
             path.unlink(missing_ok=True)
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether a living writer holds the file; one that cannot be looked at counts as held."""
+@contextlib.contextmanager
+def _abandoned(path: Path | None) -> Iterator[bool]:
+    """Whether no living writer holds the file; within, none can take hold of it.
+
+    None: there is no file to hold.  One that cannot be looked at counts as held, and on a file
+    system without locks all do: leftovers stay there.
+    """
+    if path is None:
+        yield True
+        return
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
     except OSError:
-        return True
+        yield False
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks: nobody can be asked, so leftovers stay
-        return True
+    except OSError:
+        yield False
+    else:
+        yield True
     finally:
         os.close(descriptor)
-    return False
 
 
 def _temporaries(directory: Path) -> Iterator[tuple[int, Path]]:
@@ -191,12 +199,23 @@ def _reserve(directory: Path) -> tuple[int, int]:
         except FileExistsError:
             continue
         with contextlib.suppress(OSError):  # a file system without locks keeps leftovers
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not (directory / name_of(number)).exists():
+            # Waits for one who looks whether this file was left behind, and may remove it.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, path) and not (directory / name_of(number)).exists():
             return descriptor, number
-        # Another writer took the number and was done, all between the look and the file.
-        path.unlink()
+        # Removed just now, or another writer took the number and was done since the look.
+        if _is_at(descriptor, path):
+            path.unlink()
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one of that name."""
+    try:
+        found, ours = path.stat(), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def _write_synced(path: Path, text: str) -> None:
