@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,11 +116,13 @@ def read_at(descriptor: int, start: int, num_bytes: int) -> bytearray:
     return data
 
 
-def check(path: Path, share: int = 0, num_shares: int = 1) -> None:
+def check(
+    path: Path, share: int = 0, num_shares: int = 1, told: Callable[[int], object] | None = None
+) -> None:
     """Raise CheckpointError where the file is not what its digests say.
 
     share: of so many ranks that check one file together each takes every num_shares-th block.
-    Memory: READERS blocks.
+    told: called with the number of bytes of each block found good.  Memory: READERS blocks.
     """
     sums = Sums.read(path)
     descriptor = -1
@@ -146,6 +148,8 @@ def check(path: Path, share: int = 0, num_shares: int = 1) -> None:
                             f"checkpoint {path} is damaged: bytes {block.start} to "
                             f"{block.start + block.num_bytes} differ from what was written"
                         )
+                    if told is not None:
+                        told(block.num_bytes)
     except (OSError, EOFError) as cause:
         raise CheckpointError(f"checkpoint {path} cannot be read: {cause}") from cause
     finally:

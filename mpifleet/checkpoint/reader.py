@@ -20,6 +20,7 @@ from mpifleet.checkpoint.layout import (
     READABLE_FORMATS,
     RESERVED_STATE_NAMES,
     DenseEntry,
+    DenseShape,
     SparseShape,
     entry_name,
     is_numeric,
@@ -27,6 +28,9 @@ from mpifleet.checkpoint.layout import (
 )
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import shard_range, shard_rows
+
+Box = tuple[slice, ...]
+"""A part of an array: one slice per axis."""
 
 
 def open_checkpoint(path: str | os.PathLike[str], checked: bool = False) -> Checkpoint:
@@ -93,21 +97,45 @@ class Checkpoint:
         """Names of the sparse tables."""
         return tuple(self._groups["sparse"])
 
-    def dense(self, name: str) -> DenseEntry:
-        """One dense parameter, its state, step and attributes."""
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers."""
+        return tuple(self._groups["buffers"])
+
+    @property
+    def format_version(self) -> int:
+        """One of READABLE_FORMATS."""
+        return int(self._file.attrs["format_version"])
+
+    def dense_shape(self, name: str) -> DenseShape:
+        """One dense parameter without its values."""
         group = self._entry("dense", name)
         with self._reading(f"dense parameter {name!r}"):
-            value = self._array(group["value"])
-            state = {entry_name(slot): self._array(item) for slot, item in _members(group["state"])}
-            attrs = json.loads(group.attrs["attributes"])
+            shape, dtype = _shape_of(group["value"])
+            state = {entry_name(slot): item.shape for slot, item in _members(group["state"])}
+            attrs = dict(json.loads(group.attrs["attributes"]))
             step = int(group.attrs["step"])
-        for slot, values in state.items():
-            if values.shape != value.shape:
+        for slot, found in state.items():
+            if found != shape:
                 raise CheckpointError(
                     f"checkpoint {self.path}: state {slot!r} of {name!r} has shape "
-                    f"{values.shape}, its value {value.shape}"
+                    f"{found}, its value {shape}"
                 )
-        return DenseEntry(name, value, state, step, attrs)
+        return DenseShape(name, shape, dtype, tuple(state), step, attrs)
+
+    def dense(self, name: str) -> DenseEntry:
+        """One dense parameter, its state, step and attributes."""
+        shape = self.dense_shape(name)
+        value = self.dense_block(name)
+        state = {slot: self.dense_block(name, slot) for slot in shape.state_names}
+        return DenseEntry(name, value, state, shape.step, dict(shape.attrs))
+
+    def dense_block(self, name: str, slot: str | None = None, box: Box = ()) -> np.ndarray:
+        """A part of a parameter, or of a slot of its state; () is all of it."""
+        group = self._entry("dense", name)
+        with self._reading(f"dense parameter {name!r}"):
+            members = {entry_name(link): item for link, item in _members(group["state"])}
+            return self._array(group["value"] if slot is None else members[slot], box)
 
     def sparse(self, name: str) -> SparseShape:
         """One sparse table without its rows."""
@@ -115,7 +143,7 @@ class Checkpoint:
         with self._reading(f"sparse table {name!r}"):
             num_rows, dim = int(group.attrs["num_rows"]), int(group.attrs["dim"])
             num_shards = int(group.attrs.get("num_shards", 1))
-            attrs = json.loads(group.attrs["attributes"])
+            attrs = dict(json.loads(group.attrs["attributes"]))
             dtype = str(group["rows"].dtype)
             state_names = tuple(entry_name(slot) for slot, _ in _members(group["state"]))
             shapes = [group["rows"].shape, *(item.shape for _, item in _members(group["state"]))]
@@ -147,11 +175,11 @@ class Checkpoint:
         start = table.first_row(shard) + first
         where = np.s_[start : start + count]
         with self._reading(f"sparse table {table.name!r}"):
-            keys = self._array(group["keys"], start, start + count)
+            keys = self._array(group["keys"], (where,))
             for slot, values in out.items() if count else ():
                 own = slot in RESERVED_STATE_NAMES
                 item = group[slot] if own else group["state"][link_name(slot)]
-                _check_numeric(item)
+                _shape_of(item)
                 item.read_direct(values, where)
         if not np.array_equal(keys, np.arange(first, first + count) * table.num_shards + shard):
             raise CheckpointError(
@@ -185,11 +213,19 @@ class Checkpoint:
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Every buffer of the model by name."""
-        out = {}
-        for name, group in self._groups["buffers"].items():
-            with self._reading(f"buffer {name!r}"):
-                out[name] = self._array(group["value"])
-        return out
+        return {name: self.buffer_block(name) for name in self.buffer_names}
+
+    def buffer_shape(self, name: str) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of one buffer."""
+        group = self._entry("buffers", name)
+        with self._reading(f"buffer {name!r}"):
+            return _shape_of(group["value"])
+
+    def buffer_block(self, name: str, box: Box = ()) -> np.ndarray:
+        """A part of a buffer; () is all of it."""
+        group = self._entry("buffers", name)
+        with self._reading(f"buffer {name!r}"):
+            return self._array(group["value"], box)
 
     def _check_head(self, is_old: bool) -> None:
         head = self._file.attrs
@@ -215,9 +251,9 @@ class Checkpoint:
             )
         return groups[name]
 
-    def _array(self, item: Any, *bounds: int) -> np.ndarray:
-        _check_numeric(item)
-        return np.asarray(item[slice(*bounds)] if bounds else item[()])
+    def _array(self, item: Any, box: Box = ()) -> np.ndarray:
+        _shape_of(item)
+        return np.asarray(item[box])
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -231,9 +267,11 @@ class Checkpoint:
             ) from cause
 
 
-def _check_numeric(item: Any) -> None:
+def _shape_of(item: Any) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of a dataset. Raises TypeError where it is none, or not one of numbers."""
     if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
         raise TypeError(f"{item!r} is not an array of numbers")
+    return tuple(item.shape), str(item.dtype)
 
 
 def _by_name(parent: h5py.Group) -> dict[str, h5py.Group]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpifleet._version import __version__
-from mpifleet.cli import run
+from mpifleet.cli import inspect, run
 from mpifleet.errors import FleetError
 
 
@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mpifleet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run.add_parser(commands)
+    inspect.add_parser(commands)
     return parser
 
 

@@ -84,7 +84,6 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        raise_first_failure(self._comm, self._check_same_directory(directory))
         under_way = self._begin(directory, meta, buffers, options.keep)
         parts = parts_of(self._shard, under_way.places)
         if options.wait:
@@ -123,19 +122,25 @@ class Saver:
         """The file laid out, its places known everywhere. Collective. Raises CheckpointError."""
         newcomer: Newcomer | None = None
         places: Places = {}
-        failure = ""
+        failure = temporary = token = ""
         if self._server == 0:
             try:
                 with writing(directory):
                     newcomer, places = self._lay_out(directory, meta, buffers)
+                    temporary = str(newcomer.temporary)
+                    token = f"{temporary}.{secrets.token_hex(8)}"
+                    Path(token).touch(mode=0o600)
             except CheckpointError as error:
                 failure = str(error)
-        told = (failure, str(newcomer.temporary) if newcomer else "", places)
         if self._comm is not None:
-            told = bcast_json(self._comm, told)
-        if told[0]:
-            raise CheckpointError(told[0])
-        return Writing(newcomer, Path(told[1]), told[2], self._teller, directory, keep)
+            told = bcast_json(self._comm, (failure, temporary, token, places))
+            failure, temporary, token, places = told
+        failure = failure or self._check_same_directory(directory, Path(token))
+        if failure:
+            if newcomer is not None:
+                newcomer.close()
+            raise CheckpointError(failure)
+        return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
 
     def _lay_out(
         self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]
@@ -150,22 +155,17 @@ class Saver:
             newcomer.close()
             raise
 
-    def _check_same_directory(self, directory: Path) -> str:
-        """What is wrong with the directory, "" when all servers see the same one. Collective."""
-        failure, token = "", f".same-{secrets.token_hex(8)}"
-        if self._server == 0:
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-                (directory / token).touch(mode=0o600)
-            except OSError as error:
-                failure, token = f"cannot write to {directory}: {error}", ""
-        if self._comm is not None:
-            token = bcast_json(self._comm, token)
-        if token and not appears(directory / token):
+    def _check_same_directory(self, directory: Path, token: Path) -> str:
+        """What is wrong with the directory, "" when all servers see the same one. Collective.
+
+        token: a file of a name that no other writer would make.
+        """
+        failure = ""
+        if not appears(token):
             failure = f"{directory} is not the same directory on the node of server {self._server}"
         failure = first_failure(self._comm, failure)
-        if self._server == 0 and token:
-            (directory / token).unlink(missing_ok=True)
+        if self._server == 0:
+            token.unlink(missing_ok=True)
         return failure
 
 
