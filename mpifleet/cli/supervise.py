@@ -32,6 +32,9 @@ TOLD_BY_LAUNCHER = re.compile(
     rb"|Process name: *\[[^\r\n]*,(?P<b>\d+)\]"
     rb"|srun: error: (?P<node>\S+): tasks? (?P<c>\d+)[-,\d]*: "
 )
+# Open MPI 5's launcher gives this, PRTE's "silent error", at times instead of a rank's status.
+SILENT_STATUS = 213
+_OWN_STATUS = re.compile(rb"left with exit status (\d+)$")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,6 +64,9 @@ def run(
         kill_session(child.pid)
     if status < 0:
         status = 128 - status
+    if status == SILENT_STATUS and reason:
+        own = _OWN_STATUS.search(reason)
+        status = int(own[1]) if own else 1
     if status and stopper.signals:
         status = 128 + stopper.signals[0]
     if status:

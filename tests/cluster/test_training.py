@@ -40,7 +40,7 @@ def train(cluster, out, arguments, env, nodes=2):
 
 
 def arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Every data set of the checkpoint by its path."""
+    """Every data set of the checkpoint by its path; rows and their state in order of their keys."""
     found: dict[str, np.ndarray] = {}
 
     def keep(name: str, item: object) -> None:
@@ -49,6 +49,10 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
     with h5py.File(newest(folder), "r") as file:
         file.visititems(keep)
+    order = np.argsort(found["sparse/rows/keys"])
+    for name in found:
+        if name.startswith("sparse/rows/"):
+            found[name] = found[name][order]
     return found
 
 

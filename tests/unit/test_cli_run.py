@@ -300,6 +300,17 @@ def test_errors_are_one_line_and_status_2(tmp_path, capfd):
             "mpifleet: rank 1 (server 0) on n2 ended early, as sh reports",
         ),
         ("echo 'mpifleet: rank 1 (server 0): hello' >&2; exit 0", 0, "hello"),
+        (
+            "echo 'mpifleet: rank 1 (server 0) failed: X: y' >&2; exit 213",
+            1,
+            "mpifleet: rank 1 (server 0) failed: X: y",
+        ),
+        (
+            "echo 'mpifleet: rank 1 (server 0) left with exit status 3' >&2; exit 213",
+            3,
+            "mpifleet: rank 1 (server 0) left with exit status 3",
+        ),
+        ("exit 213", 213, "mpifleet: the job ended with exit status 213"),
     ],
 )
 def test_exit_status_and_last_line(script, status, last):
