@@ -1,7 +1,10 @@
 """`kill -9` at every stage of a save: the newest checkpoint is whole, of one moment, and loads.
 
 A server of two kills itself before a call to the system that a save is made of; which one is drawn
-from the seed.  MPIFLEET_KILL_RUNS seeds are run.
+from the seed.  Half of MPIFLEET_KILL_RUNS seeds are run.
+
+Seen with seeds 0 to 49 on a busy machine: every newest checkpoint was whole and of one moment; one
+killed server left a file for checking the directory, which the next save removes since.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from tests.launch.phases import CTR_JOB, START_LIMIT_S
 from tests.launch.started_job import run_command
 
 JOB = str(Path(CTR_JOB).with_name("saving_job.py"))
-RUNS = int(os.environ.get("MPIFLEET_KILL_RUNS", "12"))
+# Half as many as of other kills: a run takes twice as long.
+RUNS = (int(os.environ.get("MPIFLEET_KILL_RUNS", "12")) + 1) // 2
 FIRST = int(os.environ.get("MPIFLEET_KILL_FIRST", "0"))
 SERVERS = (1, 2)  # their ranks: rank 0 is the worker
 # A save makes about 60 of these calls on the first server and 20 on the other.
