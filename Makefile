@@ -5,7 +5,7 @@ PYTHON ?= python3
 
 help:
 	@echo "make demo    train, evaluate and reload a recommendation model here (under 2 minutes once installed)"
-	@echo "make test    every test, on every MPI and number of ranks (about 12 minutes on two cores)"
+	@echo "make test    every test, on every MPI and number of ranks (about 15 minutes on two cores)"
 	@echo "             a part: make test TEST=\"--only unit\"; the kinds of parts: TEST=\"--help\""
 	@echo "make lint    ruff and mypy"
 	@echo "make peers   an environment with the projects that benchmarks compare with (600 MB)"
