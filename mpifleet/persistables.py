@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -53,26 +54,23 @@ class Persistables:
         comm = self.roles.group if self.roles is not None else None
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
         self.exchange.settle_saves()
-        tensors, failure = self._tensors(), ""
+        tensors = self._tensors()
         path = newest_for_all(comm, directory.absolute(), meeting)
         is_first = self.roles is None or self.roles.index == 0
-        if is_first:
+
+        def agreed(call: Callable[[], Any]) -> Any:
+            """What `call` gives; where one worker's fails, all raise its error. Collective."""
+            result, failure = None, ""
             try:
-                self.exchange.check(path)
+                result = call()
             except CheckpointError as error:
                 failure = str(error)
-        raise_first_failure(comm, failure, meeting())
-        try:
-            saved = read_arrays(path, tensors)
-        except CheckpointError as error:
-            failure = str(error)
-        raise_first_failure(comm, failure, meeting())
-        if is_first:
-            try:
-                self.exchange.load(path)
-            except CheckpointError as error:
-                failure = str(error)
-        raise_first_failure(comm, failure, meeting())
+            raise_first_failure(comm, failure, meeting())
+            return result
+
+        agreed(lambda: self.exchange.check(path) if is_first else None)
+        saved = agreed(lambda: read_arrays(path, tensors))
+        agreed(lambda: self.exchange.load(path) if is_first else None)
         for embedding in self.optimizer.embeddings:
             embedding.expect_nothing()
         self.optimizer.refresh()

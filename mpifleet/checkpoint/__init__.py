@@ -10,7 +10,6 @@ from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
     Places,
-    check_space,
     lay_out,
     write_checkpoint,
     write_parts,
@@ -30,7 +29,6 @@ __all__ = [
     "Places",
     "SparseShape",
     "check",
-    "check_space",
     "is_checkable",
     "lay_out",
     "newest",

@@ -51,6 +51,11 @@ def name_of(number: int) -> str:
     return f"model-{number:06d}.h5"
 
 
+def _temporary(directory: Path, number: int) -> Path:
+    """Where a checkpoint is until it is whole."""
+    return directory / f".{name_of(number)}.tmp"
+
+
 def numbers(directory: Path) -> list[int]:
     """The numbers of the complete checkpoints, ascending: those that have their digests."""
     found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
@@ -98,7 +103,7 @@ class Newcomer:
         remove_leftovers(directory)
         self.descriptor, self.number = _reserve(directory)
         self.target = directory / name_of(self.number)
-        self.temporary = directory / f".{self.target.name}.tmp"
+        self.temporary = _temporary(directory, self.number)
 
     def publish(self, blocks: list[Block], keep: Keep) -> Path:
         """Make it the newest: all its bytes are written and synced.
@@ -144,7 +149,7 @@ def remove_leftovers(directory: Path) -> None:
     """Remove what writers left that are gone: nobody holds their file locked."""
     for number, path in list(_temporaries(directory)):
         # A writer's lock goes along when its file gets the final name.
-        holders = (directory / f".{name_of(number)}.tmp", directory / name_of(number))
+        holders = (_temporary(directory, number), directory / name_of(number))
         holder = next((each for each in holders if each.exists()), None)
         with _abandoned(holder) as is_abandoned:
             if is_abandoned:
@@ -193,7 +198,7 @@ def _reserve(directory: Path) -> tuple[int, int]:
         finals = [int(m[1]) for p in directory.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
         taken = [*finals, *(other for other, _ in _temporaries(directory))]
         number = max([number, *taken]) + 1
-        path = directory / f".{name_of(number)}.tmp"
+        path = _temporary(directory, number)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:

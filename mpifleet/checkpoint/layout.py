@@ -74,6 +74,11 @@ class SparseShape:
         own = slot in RESERVED_STATE_NAMES
         return f"{where}/{slot}" if own else f"{where}/state/{link_name(slot)}"
 
+    def empty_rows(self, count: int) -> dict[str, np.ndarray]:
+        """Arrays [count, dim] for "rows" and each state slot, not filled."""
+        shape = (max(0, count), self.dim)
+        return {slot: np.empty(shape, self.dtype) for slot in ("rows", *self.state_names)}
+
     def first_row(self, shard: int) -> int:
         """Where stretch `shard` begins in the file's order."""
         return sum(shard_rows(self.num_rows, self.num_shards, s) for s in range(shard))

@@ -188,9 +188,12 @@ class Checkpoint:
 
     def shard_block(self, name: str, shard: int, first: int, last: int) -> dict[str, np.ndarray]:
         """{"rows": [n, dim], each state name: [n, dim]} of rows [first, last) of one stretch."""
-        table = self.sparse(name)
-        shape = (max(0, last - first), table.dim)
-        out = {slot: np.empty(shape, table.dtype) for slot in ("rows", *table.state_names)}
+        return self._stretch(self.sparse(name), shard, first, last)
+
+    def _stretch(
+        self, table: SparseShape, shard: int, first: int, last: int
+    ) -> dict[str, np.ndarray]:
+        out = table.empty_rows(last - first)
         self.read_rows(table, shard, first, out)
         return out
 
@@ -202,11 +205,10 @@ class Checkpoint:
                 f"checkpoint {self.path}: keys [{first_key}, {last_key}) of table {name!r} "
                 f"lie outside [0, {table.num_rows})"
             )
-        shape, count = (last_key - first_key, table.dim), table.num_shards
-        out = {slot: np.empty(shape, table.dtype) for slot in ("rows", *table.state_names)}
+        out, count = table.empty_rows(last_key - first_key), table.num_shards
         for shard in range(count):
             rows = shard_range(first_key, last_key, count, shard)
-            block = self.shard_block(name, shard, rows.start, rows.stop)
+            block = self._stretch(table, shard, rows.start, rows.stop)
             for slot, values in block.items():
                 out[slot][(shard - first_key) % count :: count] = values
         return out

@@ -18,7 +18,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from mpifleet.checkpoint import digests
 from mpifleet.checkpoint.digests import Block, digest_of
-from mpifleet.checkpoint.directory import Keep, Newcomer, name_of
+from mpifleet.checkpoint.directory import Keep, Newcomer
 from mpifleet.checkpoint.layout import (
     CHECKPOINT_FORMAT,
     FORMAT_NAME,
@@ -32,6 +32,7 @@ from mpifleet.checkpoint.layout import (
 )
 from mpifleet.checkpoint.sink import Sink
 from mpifleet.errors import CheckpointError, FleetError
+from mpifleet.partition import pieces
 
 Places = dict[str, int]
 """Byte offset of every array in the file, by its path inside; arrays without bytes have none."""
@@ -41,15 +42,19 @@ Part = tuple[int, np.ndarray]
 
 def lay_out(
     newcomer: Newcomer,
-    dense: Iterable[DenseShape],
-    sparse: Iterable[SparseShape],
+    dense: Sequence[DenseShape],
+    sparse: Sequence[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
 ) -> Places:
     """Write everything but the dense parameters and tables, and say where these go.
 
-    meta: JSON-able values by name.  Raises CheckpointError or OSError.
+    meta: JSON-able values by name.  Raises CheckpointError, also where all of it cannot fit on the
+    disk, or OSError.
     """
+    needed = sum(shape.num_bytes for shape in dense) + sum(shape.num_bytes for shape in sparse)
+    needed += sum(np.asarray(values).nbytes for values in buffers.values())
+    _check_space(newcomer.directory, needed)
     sink = Sink(newcomer.descriptor)
     try:
         with h5py.File(sink, "w") as file:
@@ -62,8 +67,8 @@ def lay_out(
 
 def _lay_out_all(
     file: h5py.File,
-    dense: Iterable[DenseShape],
-    sparse: Iterable[SparseShape],
+    dense: Sequence[DenseShape],
+    sparse: Sequence[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
 ) -> Places:
@@ -147,20 +152,19 @@ def _check_dtype(owner: str, dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def write_parts(descriptor: int, parts: Iterable[Part], synced: bool = True) -> list[Block]:
-    """Write each part where it belongs, at most BLOCK_BYTES at once; returns their digests.
+def write_parts(descriptor: int, parts: Iterable[Part]) -> list[Block]:
+    """Write each part where it belongs, at most BLOCK_BYTES at once, and have them on disk.
 
-    synced: have them on disk.  O(bytes moved).  Raises OSError.
+    Returns their digests.  O(bytes moved).  Raises OSError.
     """
     blocks = []
     for offset, array in parts:
         data = memoryview(array.reshape(-1).view(np.uint8).data)
-        for start in range(0, len(data), digests.BLOCK_BYTES):
-            piece = data[start : start + digests.BLOCK_BYTES]
+        for start, stop in pieces(len(data), digests.BLOCK_BYTES):
+            piece = data[start:stop]
             blocks.append(Block(offset + start, len(piece), digest_of(piece)))
             _write_at(descriptor, piece, offset + start)
-    if synced:
-        os.fdatasync(descriptor)
+    os.fdatasync(descriptor)
     return blocks
 
 
@@ -181,7 +185,7 @@ def writing(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write a checkpoint into {directory}: {cause}") from cause
 
 
-def check_space(directory: Path, num_bytes: int) -> None:
+def _check_space(directory: Path, num_bytes: int) -> None:
     """Refuse early what cannot fit: a full disk found after minutes helps nobody.
 
     Raises CheckpointError.
@@ -215,8 +219,6 @@ def write_checkpoint(
         try:
             shapes = [entry.shape for entry in dense]
             tables = [table for table, _ in sparse]
-            needed = sum(s.num_bytes for s in shapes) + sum(t.num_bytes for t in tables)
-            check_space(where, needed + sum(np.asarray(b).nbytes for b in buffers.values()))
             places = lay_out(newcomer, shapes, tables, buffers, meta)
             parts = _parts(places, dense, sparse)
             return newcomer.publish(write_parts(newcomer.descriptor, parts), keep)
@@ -246,6 +248,3 @@ def _checked_rows(table: SparseShape, name: str, arrays: Mapping[str, np.ndarray
     if found != wanted:
         raise CheckpointError(f"{name!r} of table {table.name!r} is {found}, not {wanted}")
     return np.ascontiguousarray(arrays[name])
-
-
-__all__ = ["Part", "Places", "check_space", "lay_out", "name_of", "write_checkpoint", "write_parts"]

@@ -10,9 +10,8 @@ import numpy as np
 from mpifleet.checkpoint import Checkpoint, blocks
 from mpifleet.checkpoint.reader import Box
 from mpifleet.cli.contents import contents, flat
+from mpifleet.cli.row_statistics import FIRST_KEYS
 
-FIRST_KEYS = 5
-"""How many keys of changed rows are named."""
 KINDS = ("dense", "sparse", "buffers")
 _NOT_COMPARED = ("name", "bytes", "stretches")  # as much follows from the rest, or is layout alone
 _LAYOUT = ("shape", "rows", "dim", "dtype")

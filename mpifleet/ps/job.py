@@ -200,7 +200,7 @@ class Job:
             transfer([flat[start:stop], self._mpi.BYTE], rank, _TAG_DENSE)
 
     def _storage(self, shard: Shard) -> Storage:
-        return Storage(self._mpi, self._roles.group, self._layouts, shard)
+        return Storage(self._mpi, self._roles.group, shard)
 
     def serve(self) -> Served:
         """Serve until every worker has stopped; servers say what that was. On servers."""

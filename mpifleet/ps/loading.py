@@ -1,6 +1,6 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,17 @@ class Loader:
                     return f"{kind} {name!r} is not in {where} ({checkpoint.path})"
         for spec in self._specs.dense:
             for param in spec.params:
-                value = checkpoint.dense(param.name).value
-                saved, wanted = (value.shape, value.dtype.name), (param.shape, spec.dtype)
+                found = checkpoint.dense_shape(param.name)
+                saved = (found.shape, np.dtype(found.dtype).name)
+                wanted = (param.shape, spec.dtype)
                 if saved != wanted:
                     return f"parameter {param.name!r} is {saved} in the file, {wanted} here"
         for table in self._specs.sparse:
             entry = checkpoint.sparse(table.name)
-            found = (entry.num_rows, entry.dim, entry.dtype)
-            needed = (table.num_rows, table.dim, table.dtype)
-            if found != needed:
-                return f"table {table.name!r} is {found} in the file, {needed} here"
+            there = (entry.num_rows, entry.dim, entry.dtype)
+            here = (table.num_rows, table.dim, table.dtype)
+            if there != here:
+                return f"table {table.name!r} is {there} in the file, {here} here"
         return ""
 
     def _load_dense(self, checkpoint: Checkpoint) -> None:
@@ -100,9 +101,9 @@ class Loader:
                 values[here] = entry.value.reshape(-1)[there]
                 if self._same_rule(param.name, entry.attrs, spec.rule.name):
                     self._shard.dense_steps[table][index] = entry.step
+                    _check_slots(checkpoint, param.name, entry.state, slots)
                     for slot, state in slots.items():
-                        saved = self._slot(checkpoint, param.name, entry.state, slot)
-                        state.numpy()[here] = saved.reshape(-1)[there]
+                        state.numpy()[here] = entry.state[slot].reshape(-1)[there]
             self._shard.set_dense(table, values)
 
     def _load_sparse(self, checkpoint: Checkpoint, table: int, spec: SparseSpec) -> None:
@@ -113,10 +114,8 @@ class Loader:
         if with_state:
             self._shard.sparse_steps[table] = int(saved.attrs["step"])
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
-        none = np.empty(0)
         if with_state:
-            for slot in slots:
-                self._slot(checkpoint, spec.name, dict.fromkeys(saved.state_names, none), slot)
+            _check_slots(checkpoint, spec.name, saved.state_names, slots)
         state = {s: values.numpy() for s, values in slots.items()} if with_state else {}
         per_block = max(1, LOAD_BLOCK_BYTES // row_bytes)
         if saved.num_shards == self._shard.layout.num_servers:
@@ -161,14 +160,6 @@ class Loader:
             for slot, values in state.items():
                 values[rows] = block[slot][own]
 
-    @staticmethod
-    def _slot(
-        checkpoint: Checkpoint, name: str, arrays: dict[str, np.ndarray], slot: str
-    ) -> np.ndarray:
-        if slot not in arrays:
-            raise CheckpointError(f"state {slot!r} of {name!r} is not in {checkpoint.path}")
-        return arrays[slot]
-
     def _same_rule(self, name: str, attrs: Mapping[str, Any], rule: str) -> bool:
         if attrs.get("rule") == rule:
             return True
@@ -180,3 +171,11 @@ class Loader:
                 rule,
             )
         return False
+
+
+def _check_slots(
+    checkpoint: Checkpoint, name: str, saved: Collection[str], wanted: Iterable[str]
+) -> None:
+    for slot in wanted:
+        if slot not in saved:
+            raise CheckpointError(f"state {slot!r} of {name!r} is not in {checkpoint.path}")

@@ -42,7 +42,7 @@ class LocalExchange:
         layout = ShardLayout(specs, 0, 1)
         memory = np.zeros(layout.num_bytes, np.uint8)
         self._shard = Shard(layout, memory, dense_hypers, sparse_hypers)
-        self._storage = Storage(None, None, [layout], self._shard)
+        self._storage = Storage(None, None, self._shard)
         self._guard = FiniteGuard(skip_nonfinite)
         self._step = 0
         for table, flat in enumerate(dense):

@@ -8,7 +8,7 @@ nor HDF5.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 
 from mpifleet.checkpoint import (
-    DenseShape,
     Keep,
     Newcomer,
     Part,
     Places,
-    SparseShape,
-    check_space,
     lay_out,
     writing,
 )
@@ -36,7 +33,6 @@ from mpifleet.ps.agreement import first_failure, raise_first_failure
 from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
-from mpifleet.ps.spec import ShardLayout
 from mpifleet.ps.told import Teller
 
 _TOKEN_PATIENCE_S = 10.0
@@ -58,14 +54,11 @@ class SaveOptions:
 class Saver:
     """Writes the shards of all servers. `save` and `settle` are collective over `comm`.
 
-    mpi, comm: None in a single process; layouts: of all servers; shard: this server's.
+    mpi, comm: None in a single process; shard: this server's.
     """
 
-    def __init__(
-        self, mpi: ModuleType | None, comm: Any, layouts: Sequence[ShardLayout], shard: Shard
-    ) -> None:
+    def __init__(self, mpi: ModuleType | None, comm: Any, shard: Shard) -> None:
         self._comm = comm
-        self._layouts = layouts
         self._shard = shard
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
@@ -148,8 +141,6 @@ class Saver:
         dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
         newcomer = Newcomer(directory)
         try:
-            shapes: list[DenseShape | SparseShape] = [*dense, *sparse]
-            check_space(directory, sum(shape.num_bytes for shape in shapes))
             return newcomer, lay_out(newcomer, dense, sparse, buffers, meta)
         except BaseException:
             newcomer.close()

@@ -1,6 +1,5 @@
 """Saving and loading all servers' tables, asked for by a worker or called in a single process."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,19 +12,16 @@ from mpifleet.ps.client import unpack_buffers
 from mpifleet.ps.loading import Loader
 from mpifleet.ps.saving import SaveOptions, Saver
 from mpifleet.ps.shard import Shard
-from mpifleet.ps.spec import ShardLayout
 
 
 class Storage:
     """`save` and `load` are collective over the servers.
 
-    mpi, comm: None in a single process; layouts: of all servers; shard: this server's.
+    mpi, comm: None in a single process; shard: this server's.
     """
 
-    def __init__(
-        self, mpi: ModuleType | None, comm: Any, layouts: Sequence[ShardLayout], shard: Shard
-    ) -> None:
-        self._saver = Saver(mpi, comm, layouts, shard)
+    def __init__(self, mpi: ModuleType | None, comm: Any, shard: Shard) -> None:
+        self._saver = Saver(mpi, comm, shard)
         self._loader = Loader(comm, shard)
 
     def save(
