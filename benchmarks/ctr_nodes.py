@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import ctr_data, ctr_runs
 from benchmarks.ctr_data import CtrData
 from benchmarks.ctr_runs import Job, lags_in
-from benchmarks.ps_served import why_not
 from benchmarks.report import Figure, Goal, figure_of_rates, print_figures
+from benchmarks.two_nodes import ENV, ROOT, two_nodes, why_not
 
 if TYPE_CHECKING:
     from tests.cluster.slurm_cluster import SlurmCluster
@@ -43,14 +42,13 @@ def on_two_nodes(cluster: SlurmCluster, arguments: Sequence[str], data: CtrData)
     with tempfile.TemporaryDirectory(prefix="ctr-") as scratch:
         out = Path(scratch) / "figures.json"
         options = ["--data", str(data.directory), "--out", str(out), *arguments]
-        env = {"PYTHONPATH": str(ctr_runs.ROOT), "OMP_NUM_THREADS": "1", "MPIFLEET_SERVER_NUM": "1"}
         try:
             step = cluster.srun(
                 [sys.executable, "-m", "mpi4py", "-m", "benchmarks.ctr_job", *options],
                 ntasks_per_node=1,
-                env=env,
+                env=ENV | {"MPIFLEET_SERVER_NUM": "1"},
                 timeout=LIMIT_S,
-                options=[f"--chdir={ctr_runs.ROOT}"],
+                options=[f"--chdir={ROOT}"],
             )
         except subprocess.TimeoutExpired as late:
             raise ctr_runs.RunError(f"the job on two nodes took over {LIMIT_S:g} s") from late
@@ -61,14 +59,8 @@ def on_two_nodes(cluster: SlurmCluster, arguments: Sequence[str], data: CtrData)
 
 def measure(data: CtrData, rounds: int) -> dict[str, list[dict[str, Any]]]:
     """What every job wrote, per round; the jobs take turns."""
-    from tests.cluster.slurm_cluster import SlurmCluster
-
-    # SIGTERM, by which a time limit ends a benchmark, must not leave the daemons behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     results: dict[str, list[dict[str, Any]]] = {}
-    cluster = SlurmCluster()
-    try:
-        cluster.start()
+    with two_nodes() as cluster:
         for _ in range(rounds):
             for way, options in WAYS.items():
                 arguments = ("--bf16", *options)
@@ -76,8 +68,6 @@ def measure(data: CtrData, rounds: int) -> dict[str, list[dict[str, Any]]]:
                 results.setdefault(ONE + way, []).append(one)
                 two = on_two_nodes(cluster, arguments, data)
                 results.setdefault(TWO + way, []).append(two)
-    finally:
-        cluster.stop()
     return results
 
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.launch import is_launched
@@ -37,11 +35,11 @@ from benchmarks.row_workload import (
     push_figures,
     wait_in_mpi,
 )
+from benchmarks.two_nodes import ENV, ROOT, two_nodes, why_not
 
 if TYPE_CHECKING:
     from benchmarks.table_roads import TableRoads
 
-ROOT = Path(__file__).parents[1]
 NUM_RANKS = 2
 LIMIT_S = 300.0
 PULL_COMPARISONS = [
@@ -86,32 +84,17 @@ def measure(rounds: int) -> None:
 
 def run_on_two_nodes(arguments: Sequence[str]) -> int:
     """Start the cluster, run this module on both its nodes, print what it printed; its status."""
-    from tests.cluster.slurm_cluster import SlurmCluster
-
-    # SIGTERM, by which a time limit ends a benchmark, must not leave the daemons behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    cluster = SlurmCluster()
-    try:
-        cluster.start()
+    with two_nodes() as cluster:
         step = cluster.srun(
             [sys.executable, "-m", "mpi4py", "-m", "benchmarks.ps_served", *arguments],
             ntasks_per_node=1,
-            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=ENV,
             timeout=LIMIT_S,
             options=[f"--chdir={ROOT}"],
         )
-    finally:
-        cluster.stop()
     print(step.stdout, end="", flush=True)
     print(step.stderr, end="", file=sys.stderr)
     return step.returncode
-
-
-def why_not() -> str:
-    """Why no two nodes can be had here, or an empty string."""
-    from tests.cluster.slurm_cluster import programs_missing
-
-    return programs_missing()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
