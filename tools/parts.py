@@ -47,18 +47,20 @@ class Part:
 
 
 def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
-    """Every part in the order in which they begin: what fails fast first, the longest next.
+    """Every part: first what fails fast, then what waits for jobs; at the end what computes.
 
-    The shortest come last, so that no lane is left with nothing to do.
+    The run takes them from both ends, so that a part that waits has one that computes beside it,
+    and comes last to the shortest, in the middle.
     """
+    python = str(venvs / "system" / "bin" / "python")
     yield from _lint_parts(root, venvs)
     yield from _launch_parts(venvs, "system")
-    python = str(venvs / "system" / "bin" / "python")
-    # One thread: small tensors, and the cores are shared with the processes that tests start.
-    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
     yield from _launch_parts(venvs, "wheel")
-    for ranks in reversed(RANK_COUNTS):
+    yield from (mpi_part(venvs, mpi, 1) for mpi in MPIS)
+    # One thread: small tensors, and the cores are shared with the processes that tests start.
+    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
+    for ranks in RANK_COUNTS[1:]:
         yield from (mpi_part(venvs, mpi, ranks) for mpi in MPIS)
 
 

@@ -28,6 +28,7 @@ class Task:
 
 @dataclass
 class _Running:
+    lane: int
     index: int
     task: Task
     output: Path
@@ -63,8 +64,10 @@ class _Running:
 def run_side_by_side(
     tasks: Sequence[Task], lanes: int, scratch: Path, until_s: float
 ) -> Iterator[tuple[int, Ended]]:
-    """Runs the tasks in order, `lanes` at a time; yields (index, how it ended) as each one ends.
+    """Runs the tasks, `lanes` at a time; yields (index, how it ended) as each one ends.
 
+    Every other lane takes the first task that waits, the rest the last: what a caller puts at the
+    two ends of `tasks` runs side by side.
     Prints each command and all it printed when it has ended, and what runs once a minute.
     scratch: an empty folder for outputs.  until_s: of time.monotonic(); what would begin later
     counts as timed out.  Leaving the loop early ends what still runs.
@@ -75,13 +78,14 @@ def run_side_by_side(
     try:
         while waiting or running:
             while waiting and len(running) < lanes:
-                index, task = waiting.pop(0)
+                lane = min(set(range(lanes)) - {each.lane for each in running})
+                index, task = waiting.pop(-(lane % 2))
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     yield index, Ended(TIMED_OUT, 0.0, "")
                     continue
                 task = replace(task, limit_s=min(task.limit_s, left_s))
-                running.append(_Running(index, task, scratch / f"output-{index}"))
+                running.append(_Running(lane, index, task, scratch / f"output-{index}"))
             for each in list(running):
                 if ended := each.ended():
                     running.remove(each)

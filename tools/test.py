@@ -22,7 +22,7 @@ from tools.side_by_side import Task, run_side_by_side
 from tools.venvs import ROOT
 
 WHOLE_RUN_S = 2100.0
-# Most parts wait for ranks more than they compute: two at a time keep two cores busy.
+# One lane begins with the parts that wait for jobs, the other with those that compute.
 LANES = 2
 
 

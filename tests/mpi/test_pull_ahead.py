@@ -107,6 +107,7 @@ def test_a_stream_that_rests_gives_rows_that_are_no_older(comm, place, road, num
 
         stream = ahead([0] * 8, lambda _: {model.table: ids}, num_batches)
         ages = [age(stream)]
+        worker.barrier()  # nobody's steps come between another's two looks
         for _ in range(30):
             model.table(ids).sum().backward()
             optimizer.step()

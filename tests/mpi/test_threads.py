@@ -188,7 +188,7 @@ def test_a_push_that_is_refused_ends_all_threads_that_step_together(comm, place)
 
         worker.session.run_threads(train, THREADS)
 
-    outcomes = attempt(comm, place, build, work, end_s=3.0)
+    outcomes = attempt(comm, place, build, work, end_s=1.5)
     assert any("finite" in outcome.error for outcome in outcomes), outcomes
     assert names_of_threads() == []
 

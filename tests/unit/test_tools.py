@@ -214,6 +214,15 @@ class TestSideBySide:
         ended = list(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
         assert [(number, how.status) for number, how in ended] == [(0, 0), (1, 0)]
 
+    def test_the_second_lane_begins_at_the_end(self, tmp_path):
+        began = tmp_path / "began"
+        write = f"open({str(began)!r}, 'a').write('{{}} ')"
+        wait = f"import time\nwhile 'b' not in open({str(began)!r}).read(): time.sleep(0.01)"
+        codes = [f"{write.format('a')}\n{wait}", *map(write.format, "bcd")]
+        tasks = self.tasks(*codes)
+        list(side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60))
+        assert began.read_text().replace("a ", "") == "d c b "
+
     def test_a_task_past_its_limit_is_ended_and_the_others_go_on(self, tmp_path):
         tasks = self.tasks("import time; time.sleep(50)", limit_s=0.5) + self.tasks("print(1)")
         ended = dict(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
