@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mpifleet.checkpoint import Keep
+from mpifleet.current import begin, current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
-from mpifleet.ps.saving import SaveOptions
 from mpifleet.pull_ahead import ahead
 from mpifleet.role_makers import (
     MPISymmetricRoleMaker,
@@ -25,7 +24,7 @@ from mpifleet.role_makers import (
     RoleMaker,
     is_symmetric,
 )
-from mpifleet.session import Session
+from mpifleet.saves import load_persistables, save_persistables
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
@@ -66,8 +65,6 @@ __all__ = [
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
 
-_session: Session | None = None
-
 
 def init(
     role_maker: RoleMaker | None = None,
@@ -85,17 +82,7 @@ def init(
     MPIFLEET_ROLE.  Raises ConfigError for counts and roles that cannot be, LaunchError when
     launcher and MPI disagree about the number of ranks.
     """
-    global _session
-    symmetric = is_symmetric(role_maker, is_collective)
-    if _session is not None:
-        raise ConfigError("fleet.init() was called before in this process")
-    _session = Session(strategy, server_num, worker_num, role, symmetric)
-
-
-def _current() -> Session:
-    if _session is None:
-        raise ConfigError("call fleet.init() first")
-    return _session
+    begin(strategy, server_num, worker_num, role, is_symmetric(role_maker, is_collective))
 
 
 # -- who am I -------------------------------------------------------------------------------------
@@ -103,12 +90,12 @@ def _current() -> Session:
 
 def is_server() -> bool:
     """Whether this rank is a server; False in a single process."""
-    return _current().is_server
+    return current().is_server
 
 
 def is_worker() -> bool:
     """Whether this rank is a worker; True in a single process."""
-    return not _current().is_server
+    return not current().is_server
 
 
 def is_first_worker() -> bool:
@@ -118,7 +105,7 @@ def is_first_worker() -> bool:
 
 def worker_index() -> int:
     """This worker's number, from 0. Raises ConfigError on a server."""
-    roles = _current().roles
+    roles = current().roles
     if is_server():
         raise ConfigError("worker_index() on a server; ask is_worker() first")
     return roles.index if roles else 0
@@ -126,13 +113,13 @@ def worker_index() -> int:
 
 def worker_num() -> int:
     """Number of workers."""
-    roles = _current().roles
+    roles = current().roles
     return roles.num_workers if roles else 1
 
 
 def server_index() -> int:
     """This server's number, from 0. Raises ConfigError on a worker."""
-    roles = _current().roles
+    roles = current().roles
     if roles is None or not is_server():
         raise ConfigError("server_index() on a worker; ask is_server() first")
     return roles.index
@@ -140,7 +127,7 @@ def server_index() -> int:
 
 def server_num() -> int:
     """Number of servers; 0 in a single process."""
-    roles = _current().roles
+    roles = current().roles
     return roles.num_servers if roles else 0
 
 
@@ -155,7 +142,7 @@ def server_endpoints(to_string: bool = False) -> list[str] | str:
 
 
 def _endpoints(kind: str, to_string: bool) -> list[str] | str:
-    roles, alone = _current().roles, ["node0/0"] if kind == "worker" else []
+    roles, alone = current().roles, ["node0/0"] if kind == "worker" else []
     names = roles.endpoints(kind) if roles else alone
     return ",".join(names) if to_string else names
 
@@ -165,7 +152,7 @@ def _endpoints(kind: str, to_string: bool) -> list[str] | str:
 
 def distributed_model(model: Model) -> Model:
     """Name the model whose parameters and tables the job holds. Returns it unchanged."""
-    _current().model = model
+    current().model = model
     return model
 
 
@@ -179,7 +166,7 @@ def distributed_optimizer(
     Called on every rank, servers too, with the same model and optimizer. strategy: else init()'s.
     model: gives parameters their names; else distributed_model's.
     """
-    session = _current()
+    session = current()
     session.set_strategy(strategy)
     session.check_not_started("distributed_optimizer(...)")
     if session.optimizer is not None:
@@ -195,17 +182,17 @@ def distributed_optimizer(
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     """Prepare a server; dirname: a checkpoint to start from, on every server the same."""
     if dirname is not None:
-        _current().load_from = Path(dirname).absolute()
+        current().load_from = Path(dirname).absolute()
 
 
 def run_server() -> None:
     """Serve until every worker has stopped. Called by every server while workers init_worker()."""
-    _current().serve()
+    current().serve()
 
 
 def init_worker() -> None:
     """Connect to the servers; all workers' parameters are then worker 0's. Collective."""
-    session = _current()
+    session = current()
     if session.is_server:
         raise ConfigError("init_worker() is for workers; this rank is a server: call run_server()")
     session.start()
@@ -213,7 +200,7 @@ def init_worker() -> None:
 
 def stop_worker() -> None:
     """Say that this worker pushes no more; everything it pushed is applied when this returns."""
-    _current().stop()
+    current().stop()
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -228,7 +215,7 @@ def pull_ahead(
     strategy.pull_ahead says how many batches ahead; with 0 nothing is pulled ahead.  A row pulled
     ahead may miss the last pushes; dense parameters never do. Memory: rows of so many batches.
     """
-    session = _current()
+    session = current()
     session.connected()
     return ahead(batches, look_ups, session.strategy.pull_ahead)
 
@@ -241,46 +228,17 @@ def run_threads(train: Callable[[TrainingThread], None], thread_num: int | None 
     step together and push their mean. thread_num: else CPU_NUM, else 1. Raises what one raised.
     torch.autocast belongs inside train(). docs/performance.md compares threads with ranks.
     """
-    _current().run_threads(train, thread_num)
+    current().run_threads(train, thread_num)
 
 
 def flush() -> None:
     """Return once all this worker pushed is applied, with dense parameters read anew."""
-    _current().flush()
+    current().flush()
 
 
 def barrier_worker() -> None:
     """Wait for all workers. Collective over workers."""
-    _current().util.barrier("worker")
-
-
-def save_persistables(
-    dirname: str | os.PathLike[str],
-    *,
-    wait: bool = True,
-    refuse_busy: bool = False,
-    keep_last: int = 1,
-    keep_every: int = 0,
-) -> None:
-    """Write all parameters, tables and optimizer state as one new HDF5 file into `dirname`.
-
-    Worker 0 alone may call it, or all workers: worker 0's call writes, what the servers have
-    received by then included; the others return once their own pushes are applied (barrier_worker()
-    afterwards tells them that the file is there).  wait=False: return once the tables are copied;
-    what fails later is raised by the next save or stop_worker().  refuse_busy: raise while an
-    earlier one is being written.  The keep_last newest stay, and those whose number keep_every
-    divides.  Raises CheckpointError; the earlier files then stay.
-    """
-    _current().save(Path(dirname), SaveOptions(wait, refuse_busy, Keep(keep_last, keep_every)))
-
-
-def load_persistables(dirname: str | os.PathLike[str]) -> None:
-    """Replace parameters, tables and optimizer state by those of a checkpoint.
-
-    Collective over workers. The number of servers may differ from the saving job's.
-    Raises CheckpointError when the file does not fit the model.
-    """
-    _current().load(Path(dirname))
+    current().util.barrier("worker")
 
 
 def split_files(files: Sequence[str]) -> list[str]:
@@ -291,7 +249,7 @@ def split_files(files: Sequence[str]) -> list[str]:
 def __getattr__(name: str) -> Any:
     # fleet.util is Fleet's own spelling; it exists from init() on.
     if name == "util":
-        return _current().util
+        return current().util
     raise AttributeError(f"module 'mpifleet.fleet' has no attribute {name!r}")
 
 

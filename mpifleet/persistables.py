@@ -19,12 +19,14 @@ from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles
 from mpifleet.strategy import DistributedStrategy
 
+DEFAULTS = SaveOptions()
+
 
 @dataclass(frozen=True)
 class Persistables:
     """Tables and parameters on the servers, buffers on this worker.
 
-    roles: None in a single process.
+    roles: None in a single process.  meet: around a collective of "worker" ranks.
     """
 
     roles: Roles | None
@@ -32,8 +34,9 @@ class Persistables:
     model: nn.Module | None
     optimizer: DistributedOptimizer
     exchange: Exchange
+    meet: Callable[[str], AbstractContextManager[None]]
 
-    def save(self, directory: Path, options: SaveOptions) -> None:
+    def save(self, directory: Path, options: SaveOptions = DEFAULTS) -> None:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
         self.exchange.flush()
         if self.roles is None or self.roles.index == 0:
@@ -45,17 +48,16 @@ class Persistables:
                     f"{directory} is not the same directory on the node of worker 0"
                 )
 
-    def load(self, directory: Path, meeting: Callable[[], AbstractContextManager[None]]) -> None:
+    def load(self, directory: Path) -> None:
         """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
 
-        meeting: what to do around a collective of the workers.
         Raises CheckpointError on every worker when one of them cannot: none waits for another.
         """
         comm = self.roles.group if self.roles is not None else None
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
         self.exchange.settle_saves()
         tensors = self._tensors()
-        path = newest_for_all(comm, directory.absolute(), meeting)
+        path = newest_for_all(comm, directory.absolute(), self._meeting)
         is_first = self.roles is None or self.roles.index == 0
 
         def agreed(call: Callable[[], Any]) -> Any:
@@ -65,7 +67,7 @@ class Persistables:
                 result = call()
             except CheckpointError as error:
                 failure = str(error)
-            raise_first_failure(comm, failure, meeting())
+            raise_first_failure(comm, failure, self._meeting())
             return result
 
         agreed(lambda: self.exchange.check(path) if is_first else None)
@@ -75,6 +77,9 @@ class Persistables:
             embedding.expect_nothing()
         self.optimizer.refresh()
         set_tensors(tensors, saved)
+
+    def _meeting(self) -> AbstractContextManager[None]:
+        return self.meet("worker")
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.model is None:

@@ -28,7 +28,6 @@ from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
 from mpifleet.ps.agreement import compare
 from mpifleet.ps.job import Job
-from mpifleet.ps.saving import SaveOptions
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.training_threads import Train, make_threads, run_threads
@@ -259,18 +258,13 @@ class Session:
         if split.steps and (self.roles is None or self.roles.index == 0):
             get_logger().info("%s", split.summary())
 
-    def save(self, directory: Path, options: SaveOptions = SaveOptions()) -> None:  # noqa: B008
-        """See Persistables."""
-        self._persistables().save(directory, options)
-
-    def load(self, directory: Path) -> None:
-        """See Persistables. Collective over workers."""
-        self._persistables().load(directory, lambda: self.meet("worker"))
-
-    def _persistables(self) -> Persistables:
+    def persistables(self) -> Persistables:
+        """What saves and loads this job. On a started worker."""
         exchange = self.connected()
         assert self.optimizer is not None
-        return Persistables(self.roles, self.strategy, self.model, self.optimizer, exchange)
+        return Persistables(
+            self.roles, self.strategy, self.model, self.optimizer, exchange, self.meet
+        )
 
     # -- end --------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def saving(directory, by_all=True):
     def work(worker):
         steps(worker, 0, 6)
         if by_all or worker.index == 0:
-            worker.session.save(directory)
+            worker.session.persistables().save(directory)
         saved = state(worker)
         worker.barrier()
         return saved
@@ -101,7 +101,7 @@ def saving(directory, by_all=True):
 
 def loading(directory, more=0):
     def work(worker):
-        worker.session.load(directory)
+        worker.session.persistables().load(directory)
         loaded = state(worker)
         worker.barrier()
         steps(worker, 6, 6 + more)
@@ -179,7 +179,7 @@ def test_a_save_among_async_pushes_has_every_flushed_one(comm, shared_tmp_path, 
                 worker.exchange.flush()
                 flushed = round_ + 1
                 if worker.index == 0:
-                    worker.session.save(directory)
+                    worker.session.persistables().save(directory)
         worker.settled()
         return flushed
 
@@ -209,7 +209,7 @@ def test_a_save_has_every_push_that_was_delivered_before_it(comm, shared_tmp_pat
             worker.optimizer.zero_grad()
             worker.barrier()
             if worker.index == 0:
-                worker.session.save(shared_tmp_path / str(round_))
+                worker.session.persistables().save(shared_tmp_path / str(round_))
             worker.barrier()
 
     run(comm, place, counters, work, sync=False)
@@ -222,7 +222,7 @@ def test_a_save_has_every_push_that_was_delivered_before_it(comm, shared_tmp_pat
 def misfit(worker, directory):
     error = ""
     try:
-        worker.session.load(directory)
+        worker.session.persistables().load(directory)
     except CheckpointError as failure:
         error = str(failure)
     steps(worker, 6, 8)  # the job goes on
@@ -249,7 +249,7 @@ def test_a_wrong_model_is_named_on_every_worker_and_nothing_changes(
         worker.barrier()
         error = ""
         try:
-            worker.session.load(shared_tmp_path)
+            worker.session.persistables().load(shared_tmp_path)
         except CheckpointError as failure:
             error = str(failure)
         after = state(worker)
@@ -277,7 +277,7 @@ def test_a_buffer_that_is_missing_is_found_before_anything_changes(comm, shared_
         before = state(worker)
         worker.barrier()
         try:
-            worker.session.load(shared_tmp_path)
+            worker.session.persistables().load(shared_tmp_path)
         except CheckpointError as failure:
             return str(failure), state(worker) == before
         return "", False
@@ -302,19 +302,19 @@ def test_a_directory_that_cannot_be_written_leaves_the_last_file_and_the_job(
 
     def work(worker):
         steps(worker, 0, 2)
-        worker.session.save(good)
+        worker.session.persistables().save(good)
         worker.barrier()
         before = content(good)
         error = ""
         try:
-            worker.session.save(bad)
+            worker.session.persistables().save(bad)
         except CheckpointError as failure:
             error = str(failure)
         worker.barrier()
         steps(worker, 2, 4)
         unchanged = content(good) == before
         worker.barrier()
-        worker.session.save(good)  # and saving goes on
+        worker.session.persistables().save(good)  # and saving goes on
         worker.barrier()
         return error, unchanged, content(good) != before
 
@@ -332,7 +332,7 @@ def test_loading_drops_what_was_pushed_before(comm, shared_tmp_path, place):
 
     def work(worker):
         steps(worker, 0, 5)
-        worker.session.load(shared_tmp_path)
+        worker.session.persistables().load(shared_tmp_path)
         result = state(worker)
         worker.barrier()
         return result
@@ -351,14 +351,14 @@ def test_a_save_behind_training_has_the_moment_it_was_asked_for(comm, shared_tmp
         moment = state(worker)
         worker.barrier()
         if worker.index == 0:
-            worker.session.save(shared_tmp_path / "behind", BEHIND)
+            worker.session.persistables().save(shared_tmp_path / "behind", BEHIND)
         worker.barrier()
         steps(worker, 4, 8)
         worker.settled()
         if worker.index == 0:
-            worker.session.save(shared_tmp_path / "after")
+            worker.session.persistables().save(shared_tmp_path / "after")
         worker.barrier()
-        worker.session.load(shared_tmp_path / "behind")
+        worker.session.persistables().load(shared_tmp_path / "behind")
         loaded = state(worker)
         worker.barrier()
         # Buffers are each worker's own; a load gives all of them worker 0's.
@@ -373,7 +373,7 @@ def test_a_save_behind_training_becomes_visible_without_another_call(comm, share
     def work(worker):
         steps(worker, 0, 2)
         if worker.index == 0:
-            worker.session.save(shared_tmp_path, BEHIND)
+            worker.session.persistables().save(shared_tmp_path, BEHIND)
             end_s = time.monotonic() + 20
             while not (shared_tmp_path / "latest").exists():
                 assert time.monotonic() < end_s
@@ -399,19 +399,19 @@ def test_what_fails_behind_training_is_raised_later(
         steps(worker, 0, 2)
         errors = []
         if worker.index == 0:
-            worker.session.save(shared_tmp_path)
+            worker.session.persistables().save(shared_tmp_path)
             fails.touch()
-            worker.session.save(shared_tmp_path, BEHIND)
+            worker.session.persistables().save(shared_tmp_path, BEHIND)
             try:
                 if at_stop:
                     worker.exchange.finish()
                 else:
-                    worker.session.save(shared_tmp_path)
+                    worker.session.persistables().save(shared_tmp_path)
             except CheckpointError as error:
                 errors.append(str(error))
             fails.unlink()
             if not at_stop:
-                worker.session.save(shared_tmp_path)  # and saving goes on
+                worker.session.persistables().save(shared_tmp_path)  # and saving goes on
         if not at_stop:
             worker.barrier()
         return errors
@@ -450,13 +450,13 @@ def test_busy_is_refused_where_asked_and_old_ones_go(comm, shared_tmp_path, plac
         error = ""
         if worker.index == 0:
             steps_alone = replace(BEHIND, refuse_busy=True)
-            worker.session.save(shared_tmp_path, BEHIND)
+            worker.session.persistables().save(shared_tmp_path, BEHIND)
             try:
-                worker.session.save(shared_tmp_path, steps_alone)
+                worker.session.persistables().save(shared_tmp_path, steps_alone)
             except CheckpointError as failure:
                 error = str(failure)
             for _ in range(4):
-                worker.session.save(shared_tmp_path, SaveOptions(keep=Keep(2, 3)))
+                worker.session.persistables().save(shared_tmp_path, SaveOptions(keep=Keep(2, 3)))
         worker.barrier()
         return error
 

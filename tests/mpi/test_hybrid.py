@@ -214,14 +214,14 @@ def test_what_is_saved_is_loaded(comm, shared_tmp_path, place):
     def save(worker):
         net_steps(worker, 0, 4)
         worker.settled()
-        worker.session.save(directory)
+        worker.session.persistables().save(directory)
         saved = net_state(worker)
         worker.barrier()
         return saved
 
     def load(worker):
         net_steps(worker, 4, 6)
-        worker.session.load(directory)
+        worker.session.persistables().load(directory)
         loaded = net_state(worker)
         worker.barrier()
         net_steps(worker, 4, 6)
@@ -244,7 +244,7 @@ def test_one_worker_saves_while_others_train(comm, shared_tmp_path, place):
         for step in range(10):
             one_step(worker, step)
             if step == 4 and worker.index == 0:
-                worker.session.save(directory)
+                worker.session.persistables().save(directory)
         worker.settled()
 
     run(comm, place, build, work, hybrid=True)

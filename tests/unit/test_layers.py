@@ -22,7 +22,7 @@ LAYERS = {
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
     "training": "embedding local_state model_tables models optimizer progress pull_ahead "
     "step_marks table_options training_threads",
-    "face": "compose fleet persistables role_makers session util",
+    "face": "compose current fleet persistables role_makers saves session util",
     "programs": "__main__ cli",
 }
 HEIGHT = {
