@@ -24,7 +24,13 @@ from mpifleet.role_makers import (
     RoleMaker,
     is_symmetric,
 )
-from mpifleet.saves import load_persistables, save_persistables
+from mpifleet.saves import (
+    load_persistables,
+    register_state,
+    resume,
+    save_checkpoint,
+    save_persistables,
+)
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
@@ -48,8 +54,11 @@ __all__ = [
     "is_worker",
     "load_persistables",
     "pull_ahead",
+    "register_state",
+    "resume",
     "run_server",
     "run_threads",
+    "save_checkpoint",
     "save_persistables",
     "server_endpoints",
     "server_index",

@@ -51,9 +51,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- hyper-parameters -------------------------------------------------------------------------
 
+    def groups(self) -> list[Group]:
+        """Its param groups; the wrapped optimizer's load_state_dict makes new ones."""
+        self.param_groups = self._inner.param_groups
+        return self.param_groups
+
     def hypers(self) -> tuple[np.ndarray, np.ndarray]:
         """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
-        groups = self.param_groups = self._inner.param_groups  # its load_state_dict makes new ones
+        groups = self.groups()
         if len(groups) != self._num_groups:
             raise ConfigError(
                 f"the wrapped optimizer has {len(groups)} param groups, it had {self._num_groups} "

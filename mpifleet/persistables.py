@@ -1,6 +1,6 @@
 """Saving and loading everything that a job has learned, on its workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import newest_for_all, raise_first_failure
 from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles
+from mpifleet.states import SavedState
 from mpifleet.strategy import DistributedStrategy
 
 DEFAULTS = SaveOptions()
@@ -39,18 +40,28 @@ class Persistables:
     def save(self, directory: Path, options: SaveOptions = DEFAULTS) -> None:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
         self.exchange.flush()
-        if self.roles is None or self.roles.index == 0:
-            meta = {"package": __version__, "strategy": self.strategy.to_dict()}
-            buffers = to_arrays(self._tensors())
-            self.exchange.save(directory.absolute(), meta, buffers, options)
-            if options.wait and not appears(directory.absolute() / LATEST):
-                raise CheckpointError(
-                    f"{directory} is not the same directory on the node of worker 0"
-                )
+        if self.is_first:
+            self.write(directory, options)
 
-    def load(self, directory: Path) -> None:
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0."""
+        return self.roles is None or self.roles.index == 0
+
+    def write(
+        self, directory: Path, options: SaveOptions, states: Sequence[SavedState] = ()
+    ) -> None:
+        """Write a checkpoint with these states in it. On worker 0; raises CheckpointError."""
+        meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+        buffers = to_arrays(self._tensors())
+        self.exchange.save(directory.absolute(), meta, buffers, options, states)
+        if options.wait and not appears(directory.absolute() / LATEST):
+            raise CheckpointError(f"{directory} is not the same directory on the node of worker 0")
+
+    def load(self, directory: Path, prepare: Callable[[Path], None] = lambda _: None) -> None:
         """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
 
+        prepare: called with the file on every worker once it is checked, before anything changes.
         Raises CheckpointError on every worker when one of them cannot: none waits for another.
         """
         comm = self.roles.group if self.roles is not None else None
@@ -58,7 +69,6 @@ class Persistables:
         self.exchange.settle_saves()
         tensors = self._tensors()
         path = newest_for_all(comm, directory.absolute(), self._meeting)
-        is_first = self.roles is None or self.roles.index == 0
 
         def agreed(call: Callable[[], Any]) -> Any:
             """What `call` gives; where one worker's fails, all raise its error. Collective."""
@@ -70,9 +80,10 @@ class Persistables:
             raise_first_failure(comm, failure, self._meeting())
             return result
 
-        agreed(lambda: self.exchange.check(path) if is_first else None)
+        agreed(lambda: self.exchange.check(path) if self.is_first else None)
         saved = agreed(lambda: read_arrays(path, tensors))
-        agreed(lambda: self.exchange.load(path) if is_first else None)
+        agreed(lambda: prepare(path))
+        agreed(lambda: self.exchange.load(path) if self.is_first else None)
         for embedding in self.optimizer.embeddings:
             embedding.expect_nothing()
         self.optimizer.refresh()

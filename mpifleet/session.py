@@ -13,6 +13,7 @@ from mpifleet._version import __version__
 from mpifleet.compose import job_settings, local_exchange, remote_exchange, steps_together
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
+from mpifleet.job_states import JobStates
 from mpifleet.launchenv import (
     LaunchEnv,
     check_size,
@@ -58,6 +59,7 @@ class Session:
         self.model: nn.Module | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.load_from: Path | None = None
+        self.states = JobStates()
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
         self.roles: Roles | None = None
@@ -245,6 +247,7 @@ class Session:
         if self.roles is not None and len(threads) > 1:
             check_threads_allowed()
         assert self.model is not None
+        self.states.used_threads(len(threads))
         run_threads(threads, self.model, optimizer, train, self._use)
 
     def _use(self, exchange: Exchange) -> None:

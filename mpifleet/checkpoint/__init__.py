@@ -4,7 +4,7 @@ The only part of the package that imports h5py.
 """
 
 from mpifleet.checkpoint.digests import Block, check
-from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
+from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_begun, is_checkable, newest
 from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
 from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
 from mpifleet.checkpoint.writer import (
@@ -29,6 +29,7 @@ __all__ = [
     "Places",
     "SparseShape",
     "check",
+    "is_begun",
     "is_checkable",
     "lay_out",
     "newest",

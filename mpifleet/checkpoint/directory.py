@@ -85,6 +85,17 @@ def newest(where: Path) -> Path:
     raise CheckpointError(f"no checkpoint at {where}: it holds no complete {name_of(1)} or later")
 
 
+def is_begun(where: Path) -> bool:
+    """Whether there is anything that may be a checkpoint: False where training begins.
+
+    True for a file, also one that is missing, as its name says what was meant.
+    """
+    if not where.is_dir():
+        return where.exists() or where.suffix == ".h5"
+    names = [path.name for path in where.iterdir()]
+    return any(_NUMBERED.fullmatch(name) or name == OLD_NAME for name in names)
+
+
 def is_checkable(path: Path) -> bool:
     """Whether a checkpoint must have digests: all but version 1's."""
     return path.name != OLD_NAME or sums_path(path).exists()

@@ -31,8 +31,10 @@ from mpifleet.checkpoint.layout import (
     link_name,
 )
 from mpifleet.checkpoint.sink import Sink
+from mpifleet.checkpoint.state_entries import write_states
 from mpifleet.errors import CheckpointError, FleetError
 from mpifleet.partition import pieces
+from mpifleet.states import SavedState
 
 Places = dict[str, int]
 """Byte offset of every array in the file, by its path inside; arrays without bytes have none."""
@@ -46,19 +48,23 @@ def lay_out(
     sparse: Sequence[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    states: Sequence[SavedState] = (),
 ) -> Places:
     """Write everything but the dense parameters and tables, and say where these go.
 
-    meta: JSON-able values by name.  Raises CheckpointError, also where all of it cannot fit on the
-    disk, or OSError.
+    meta: JSON-able values by name.  states: with none there is no such group.  Raises
+    CheckpointError, also where all of it cannot fit on the disk, or OSError.
     """
     needed = sum(shape.num_bytes for shape in dense) + sum(shape.num_bytes for shape in sparse)
     needed += sum(np.asarray(values).nbytes for values in buffers.values())
+    needed += sum(saved.num_bytes for saved in states)
     _check_space(newcomer.directory, needed)
     sink = Sink(newcomer.descriptor)
     try:
         with h5py.File(sink, "w") as file:
             places = _lay_out_all(file, dense, sparse, buffers, meta)
+            if states:
+                write_states(file, states)
             sink.check()
     finally:
         sink.check()  # the disk's error, not what HDF5 made of it
@@ -206,6 +212,7 @@ def write_checkpoint(
     sparse: Sequence[tuple[SparseShape, Mapping[str, np.ndarray]]] = (),
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    states: Sequence[SavedState] = (),
     keep: Keep = Keep(),  # noqa: B008 -- frozen
 ) -> Path:
     """Write a checkpoint from arrays in memory, alone; returns its path.
@@ -219,7 +226,7 @@ def write_checkpoint(
         try:
             shapes = [entry.shape for entry in dense]
             tables = [table for table, _ in sparse]
-            places = lay_out(newcomer, shapes, tables, buffers, meta)
+            places = lay_out(newcomer, shapes, tables, buffers, meta, states)
             parts = _parts(places, dense, sparse)
             return newcomer.publish(write_parts(newcomer.descriptor, parts), keep)
         finally:

@@ -1,6 +1,6 @@
 """The parameter server as an exchange, over MPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpifleet.ps.message import Kind
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
+from mpifleet.states import SavedState, StateProvider, pack_states
 from mpifleet.step_clock import StepClock
 
 
@@ -150,20 +151,27 @@ class RemoteExchange:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
         facts, payload = pack_buffers(buffers)
+        packed = pack_states(states)
         request = {
             "directory": str(directory),
             "meta": meta,
             "buffers": facts,
+            "states_bytes": len(packed),
             "wait": options.wait,
             "refuse_busy": options.refuse_busy,
             "keep": [options.keep.last, options.keep.every],
         }
         self._saves_behind |= not options.wait
-        self._client.ask_all(Kind.SAVE, request, payload)
+        self._client.ask_all(Kind.SAVE, request, payload + packed)
+
+    def states(self) -> Sequence[StateProvider]:
+        """Nothing: steps are counted anew by each job, and all that steps change is in tables."""
+        return ()
 
     def settle_saves(self) -> None:
         """See Exchange. Asks where this worker began one; raises CheckpointError."""

@@ -8,7 +8,7 @@ nor HDF5.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,7 @@ from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
+from mpifleet.states import SavedState
 
 _TOKEN_PATIENCE_S = 10.0
 
@@ -70,6 +71,7 @@ class Saver:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
         busy = self._behind is not None and not self._behind.poll()
@@ -77,7 +79,7 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        under_way = self._begin(directory, meta, buffers, options.keep)
+        under_way = self._begin(directory, meta, buffers, states, options.keep)
         parts = parts_of(self._shard, under_way.places)
         if options.wait:
             under_way.run(_breathing(parts, self._shard.breathe))
@@ -110,6 +112,7 @@ class Saver:
         directory: Path,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
+        states: Sequence[SavedState],
         keep: Keep,
     ) -> Writing:
         """The file laid out, its places known everywhere. Collective. Raises CheckpointError."""
@@ -119,7 +122,7 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer, places = self._lay_out(directory, meta, buffers)
+                    newcomer, places = self._lay_out(directory, meta, buffers, states)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -136,12 +139,16 @@ class Saver:
         return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
 
     def _lay_out(
-        self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]
+        self,
+        directory: Path,
+        meta: dict[str, Any],
+        buffers: dict[str, np.ndarray],
+        states: Sequence[SavedState],
     ) -> tuple[Newcomer, Places]:
         dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
         newcomer = Newcomer(directory)
         try:
-            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta)
+            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta, states)
         except BaseException:
             newcomer.close()
             raise

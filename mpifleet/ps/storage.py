@@ -1,5 +1,6 @@
 """Saving and loading all servers' tables, asked for by a worker or called in a single process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from mpifleet.ps.client import unpack_buffers
 from mpifleet.ps.loading import Loader
 from mpifleet.ps.saving import SaveOptions, Saver
 from mpifleet.ps.shard import Shard
+from mpifleet.states import SavedState, unpack_states
 
 
 class Storage:
@@ -30,9 +32,10 @@ class Storage:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
-        self._saver.save(directory, meta, buffers, options)
+        self._saver.save(directory, meta, buffers, options, states)
 
     def poll(self) -> None:
         """Let a checkpoint that is written behind training take its next step. Not collective."""
@@ -62,8 +65,10 @@ class Storage:
                 options = SaveOptions(
                     request["wait"], request["refuse_busy"], Keep(*request["keep"])
                 )
+                size = request["states_bytes"] if request["has_payload"] else 0
                 buffers = unpack_buffers(facts, payload)
-                self.save(Path(request["directory"]), request["meta"], buffers, options)
+                states = unpack_states(payload[len(payload) - size :])
+                self.save(Path(request["directory"]), request["meta"], buffers, options, states)
         except CheckpointError as error:
             return str(error).encode()
         return b""
