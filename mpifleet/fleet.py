@@ -15,8 +15,10 @@ from torch import nn
 from mpifleet.current import begin, current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
+from mpifleet.launchenv import PREEMPTED
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
+from mpifleet.preemption import preempted
 from mpifleet.pull_ahead import ahead
 from mpifleet.role_makers import (
     MPISymmetricRoleMaker,
@@ -36,6 +38,7 @@ from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
 
 __all__ = [
+    "PREEMPTED",
     "BuildStrategy",
     "DistributedStrategy",
     "ExecutionStrategy",
@@ -53,6 +56,7 @@ __all__ = [
     "is_server",
     "is_worker",
     "load_persistables",
+    "preempted",
     "pull_ahead",
     "register_state",
     "resume",

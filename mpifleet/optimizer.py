@@ -114,6 +114,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._connected().pull_dense(self.values)
         self._write_values()
 
+    def look_anew(self) -> None:
+        """Forget the rows that were pulled ahead too: all that is read from here on is new."""
+        self.refresh()
+        for embedding in self.embeddings:
+            embedding.expect_nothing()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over rates and other hyper-parameters; what was learned is in checkpoints."""
         self._inner.load_state_dict(state_dict)

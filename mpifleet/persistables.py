@@ -84,9 +84,7 @@ class Persistables:
         saved = agreed(lambda: read_arrays(path, tensors))
         agreed(lambda: prepare(path))
         agreed(lambda: self.exchange.load(path) if self.is_first else None)
-        for embedding in self.optimizer.embeddings:
-            embedding.expect_nothing()
-        self.optimizer.refresh()
+        self.optimizer.look_anew()
         set_tensors(tensors, saved)
 
     def _meeting(self) -> AbstractContextManager[None]:

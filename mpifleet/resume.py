@@ -64,7 +64,7 @@ class Resumption:
                 failure = str(error)
         raise_first_failure(self._comm, failure, base.meet("worker"))
         # Who goes on and who resumes from here does so from the same values.
-        self._look_anew()
+        base.optimizer.look_anew()
 
     def resume(self, directory: Path) -> Any:
         """Take everything from the newest checkpoint; what this worker gave as progress.
@@ -103,12 +103,6 @@ class Resumption:
     def _providers(self, progress: Any = None) -> list[StateProvider]:
         base = self.persistables
         return self.states.providers(base.model, base.optimizer, base.strategy.mode, progress)
-
-    def _look_anew(self) -> None:
-        optimizer = self.persistables.optimizer
-        optimizer.refresh()
-        for embedding in optimizer.embeddings:
-            embedding.expect_nothing()
 
     def _newest(self, directory: Path) -> Path | None:
         failure, found = "", None

@@ -31,6 +31,8 @@ def state_differences(one: Checkpoint, two: Checkpoint) -> list[dict[str, Any]]:
     """Facts that differ; of an array its type, shape and the begin of its digest."""
     ours, theirs = _facts(one), _facts(two)
     found = []
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
     for name in dict.fromkeys((*ours, *theirs)):
         if name not in ours or name not in theirs:
             first, second = {"present": name in ours}, {"present": name in theirs}

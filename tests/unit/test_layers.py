@@ -22,7 +22,7 @@ LAYERS = {
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
     "training": "embedding job_states local_state model_tables models optimizer progress "
     "pull_ahead random_states state_dicts step_marks table_options training_threads",
-    "face": "compose current fleet persistables resume role_makers saves session util",
+    "face": "compose current fleet persistables preemption resume role_makers saves session util",
     "programs": "__main__ cli",
 }
 HEIGHT = {
