@@ -43,52 +43,50 @@ def rank_of(job, who):
     return int(next(line.split()[0] for line in found(job, "pid") if line.endswith(who)))
 
 
-CASES = {
-    "run-launcher-SIGTERM": ("run", "launcher", signal.SIGTERM),
-    "run-server-SIGUSR2": ("run", "server", signal.SIGUSR2),
-    "mpirun-launcher-SIGUSR2": ("mpirun", "launcher", signal.SIGUSR2),
-    "mpirun-worker1-SIGTERM": ("mpirun", "worker1", signal.SIGTERM),
-    "alone-worker0-SIGTERM": ("alone", "worker0", signal.SIGTERM),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_preempted_and_resumed_is_uninterrupted(start_job, tmp_path, case):
-    how, to, number = CASES[case]
+def test_preempted_and_resumed_is_uninterrupted(start_job, tmp_path):
+    """Told by the launcher's SIGTERM, gone on with under another launcher, in new processes."""
     folder = str(tmp_path / "saved")
-    expected = digest(start_job(RUN[how](str(tmp_path / "none"))))
-    job = start_job(RUN[how](folder, "--pause-s", "0.1"))
+    job = start_job(RUN["run"](folder, "--pause-s", "0.1"))
     wait_for_steps(job)
-    os.kill(job.process.pid if to == "launcher" else rank_of(job, to), number)
+    os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait(30) == PREEMPTED, job.output()
+    assert job.last_line() == "mpifleet: preempted, can be resumed: exit status 75"
     assert job.leftovers() == []
     stopped = found(job, "stopped")
-    assert [line.split()[0] for line in stopped] == (["0"] if how == "alone" else ["0", "1"])
+    assert [line.split()[0] for line in stopped] == ["0", "1"]
     assert len({tuple(line.split()[1:]) for line in stopped}) == 1, "after the same step"
-    if how == "run":
-        assert job.last_line() == "mpifleet: preempted, can be resumed: exit status 75"
-    again = start_job(RUN[how](folder))
-    assert digest(again) == expected, job.output()
+    again, whole = start_job(RUN["mpirun"](folder)), start_job(RUN["run"](str(tmp_path / "none")))
+    assert digest(again) == digest(whole), job.output()
     assert found(again, "resumed") == stopped
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "bounded", "hybrid"])
+CASES = {
+    "sync": ("mpirun", "launcher", signal.SIGUSR2),
+    "hybrid": ("run", "server", signal.SIGUSR2),
+    "async": ("mpirun", "worker1", signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize("mode", CASES)
 def test_workers_that_wait_for_others_stop_too(start_job, tmp_path, mode):
-    """An epoch of uneven workers, which meet at its end: the signals come at any moment."""
-    folder, options = str(tmp_path / "saved"), ("--mode", mode, "--uneven", "--forever")
-    for delay in range(2):
-        job = start_job(RUN["run"](folder, *options, "--pause-s", "0.02"))
-        wait_for_steps(job)
-        os.kill(rank_of(job, "server" if delay else "worker0"), signal.SIGUSR2)
-        assert job.wait(30) == PREEMPTED, job.output()
-        stopped = found(job, "stopped")
-        assert len(stopped) == 2, job.output()
-        assert len({line.split()[1] for line in stopped}) == 1, "in the same epoch"
-
-
-def test_without_asking_a_signal_ends_the_job(start_job, tmp_path):
-    job = start_job(RUN["run"](str(tmp_path), "--plain", "--forever"))
+    """Worker 1 meets worker 0 at the end of each epoch, and waits for it there most of the time."""
+    how, to, number = CASES[mode]
+    options = ("--mode", mode, "--uneven", "--forever", "--pause-s", "0.02")
+    job = start_job(RUN[how](str(tmp_path / "saved"), *options))
     wait_for_steps(job)
-    os.kill(rank_of(job, "worker1"), signal.SIGTERM)
-    assert job.wait(30) == 128 + signal.SIGTERM
-    assert "got SIGTERM" in job.last_line()
+    os.kill(job.process.pid if to == "launcher" else rank_of(job, to), number)
+    assert job.wait(30) == PREEMPTED, job.output()
+    stopped = found(job, "stopped")
+    assert len(stopped) == 2, job.output()
+    assert len({line.split()[1] for line in stopped}) == 1, "in the same epoch"
+
+
+def test_a_single_process_stops_and_goes_on(start_job, tmp_path):
+    folder = str(tmp_path / "saved")
+    job = start_job(RUN["alone"](folder, "--forever", "--pause-s", "0.02"))
+    wait_for_steps(job)
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait(30) == PREEMPTED, job.output()
+    again = start_job(RUN["alone"](folder))
+    digest(again)
+    assert found(again, "resumed") == found(job, "stopped")
