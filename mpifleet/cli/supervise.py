@@ -68,15 +68,9 @@ def run(
         status = child.wait()
     if not is_srun:
         kill_session(child.pid)
-    if status < 0:
-        status = 128 - status
-    if status == SILENT_STATUS and reason:
-        own = _OWN_STATUS.search(reason)
-        status = int(own[1]) if own else 1
-    if stopper.is_preempted and status in (PREEMPTED, SILENT_STATUS):
-        status, reason = PREEMPTED, _PREEMPTED_TEXT
-    elif status and stopper.signals:
-        status = 128 + stopper.signals[0]
+    status = _status_of_job(status, reason, stopper)
+    if status == PREEMPTED and stopper.is_preempted:
+        reason = _PREEMPTED_TEXT
     if status:
         remove_leftovers(started_s)
         last = reason or _from_launcher(told, Path(command[0]).name, roles)
@@ -85,6 +79,18 @@ def run(
             last = f"mpifleet: the job ended with exit status {status}".encode()
         _write(2, last + b"\n")
     return status
+
+
+def _status_of_job(status: int, reason: bytes, stopper: _Stopper) -> int:
+    """What the launcher's exit status, negative for a signal, says of the job."""
+    if status < 0:
+        status = 128 - status
+    if status == SILENT_STATUS and reason:
+        own = _OWN_STATUS.search(reason)
+        status = int(own[1]) if own else 1
+    if stopper.is_preempted and status in (PREEMPTED, SILENT_STATUS):
+        return PREEMPTED
+    return 128 + stopper.signals[0] if status and stopper.signals else status
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

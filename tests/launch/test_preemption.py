@@ -61,9 +61,8 @@ def test_preempted_and_resumed_is_uninterrupted(start_job, tmp_path):
 
 
 CASES = {
-    "sync": ("mpirun", "launcher", signal.SIGUSR2),
-    "hybrid": ("run", "server", signal.SIGUSR2),
-    "async": ("mpirun", "worker1", signal.SIGTERM),
+    "hybrid": ("mpirun", "launcher", signal.SIGUSR2),
+    "async": ("run", "server", signal.SIGTERM),
 }
 
 
