@@ -14,6 +14,7 @@ from mpifleet.lifeline import (
     Lifeline,
     RankSegments,
     Stopping,
+    end_undisturbed,
     install_excepthook,
     listen_host,
 )
@@ -102,6 +103,7 @@ class Watch:
         if self._lifeline.in_forked_child:
             return
         self._lifeline.leave()
+        end_undisturbed()
         try:
             self._end_together()
             with serial:

@@ -19,6 +19,17 @@ agreed_here = threading.Event()
 """Set where this process takes part in a stop that was agreed on."""
 
 
+def end_undisturbed() -> None:
+    """At the end of a script that was stopped: let no launcher's signal spoil its exit status.
+
+    srun and mpirun end the other ranks with SIGTERM as soon as the first has left with a status
+    that is not 0, and Python's own handlers are gone before the process is.  In the main thread.
+    """
+    if agreed_here.is_set():
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class Stopping:
     """Whether this rank is to stop at the step boundary it is at.
 

@@ -6,11 +6,15 @@ import random
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from mpifleet import preemption
+from mpifleet.errors import ConfigError, StallError
 from mpifleet.lifeline.stop_agreement import StopAgreement
 from mpifleet.lifeline.stopping import STOP_SIGNALS, Stopping, agreed_here
+from mpifleet.strategy import DistributedStrategy
 
 LIMIT_S = 20.0
 
@@ -184,3 +188,37 @@ def test_handlers_of_the_script_stay():
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """What fleet.preempted() finds: worker 0 of two, in sync mode."""
+    exchange = SimpleNamespace(waits_for_others=True, clock=SimpleNamespace(steps=1))
+    found = SimpleNamespace(
+        connected=lambda: exchange,
+        stopping=None,
+        strategy=DistributedStrategy(),
+        gone=lambda _: "",
+    )
+    monkeypatch.setattr(preemption, "current", lambda: found)
+    return found
+
+
+def test_a_script_that_did_not_ask_is_told_how(session):
+    with pytest.raises(ConfigError, match=r"needs strategy\.preemptible = True"):
+        preemption.preempted()
+
+
+@pytest.mark.parametrize("why", ["gone", "never"])
+def test_who_waits_for_a_worker_that_never_comes_is_told(session, why):
+    wires = Wires(2, 0)
+    session.stopping = wires.ranks[1]
+    assert not preemption.preempted()
+    wires.ranks[0].ask("SIGTERM came")
+    time.sleep(0.05)
+    session.strategy.stall_report_s, session.strategy.stall_end_s = 0.5, 1.5
+    session.gone = lambda _: "rank 2 is away" if why == "gone" else ""
+    words = {"gone": "rank 2 is away", "never": r"call fleet\.preempted\(\)"}
+    session.connected().clock.steps = 2
+    with pytest.raises(StallError, match=words[why]):
+        preemption.preempted()
