@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpifleet.partition import UniqueKeys
+from mpifleet.ps.load_report import LoadOptions
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
@@ -103,6 +104,6 @@ class Exchange(Protocol):
         """Check a checkpoint file's digests. Raises CheckpointError."""
         ...
 
-    def load(self, path: Path) -> None:
-        """Replace all tables by those of a file that was checked."""
+    def load(self, path: Path, options: LoadOptions) -> None:
+        """Replace the tables by those of a file that was checked. Raises CheckpointError."""
         ...

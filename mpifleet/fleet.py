@@ -24,7 +24,12 @@ from mpifleet.role_makers import (
     RoleMaker,
     is_symmetric,
 )
-from mpifleet.saves import load_persistables, save_persistables
+from mpifleet.saves import (
+    load_one_table,
+    load_persistables,
+    save_one_table,
+    save_persistables,
+)
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
@@ -46,10 +51,12 @@ __all__ = [
     "is_first_worker",
     "is_server",
     "is_worker",
+    "load_one_table",
     "load_persistables",
     "pull_ahead",
     "run_server",
     "run_threads",
+    "save_one_table",
     "save_persistables",
     "server_endpoints",
     "server_index",
@@ -179,10 +186,13 @@ def distributed_optimizer(
     return session.optimizer
 
 
-def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
-    """Prepare a server; dirname: a checkpoint to start from, on every server the same."""
+def init_server(dirname: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
+    """Prepare a server; dirname: a checkpoint to start from, on every server the same.
+
+    strict=False: take of it what fits; the rest begins as without it, and server 0 logs what.
+    """
     if dirname is not None:
-        current().load_from = Path(dirname).absolute()
+        current().load_from, current().load_strict = Path(dirname).absolute(), strict
 
 
 def run_server() -> None:

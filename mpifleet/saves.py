@@ -5,6 +5,9 @@ from pathlib import Path
 
 from mpifleet.checkpoint import Keep
 from mpifleet.current import current
+from mpifleet.embedding import SparseEmbedding
+from mpifleet.errors import ConfigError
+from mpifleet.ps.load_report import LoadOptions, LoadReport
 from mpifleet.ps.saving import SaveOptions
 
 
@@ -29,10 +32,54 @@ def save_persistables(
     current().persistables().save(Path(dirname), options)
 
 
-def load_persistables(dirname: str | os.PathLike[str]) -> None:
+def load_persistables(dirname: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
     """Replace parameters, tables and optimizer state by those of a checkpoint.
 
-    Collective over workers. The number of servers may differ from the saving job's.
-    Raises CheckpointError when the file does not fit the model.
+    Collective over workers. The number of servers may differ from the saving job's.  Returns what
+    was taken and what was not and why, the same on every worker; strict=False also logs it.
+    Raises CheckpointError, before anything is changed, when the file does not fit the model;
+    strict=False takes what fits: the rest of the model stays as it is.
     """
-    current().persistables().load(Path(dirname))
+    return current().persistables().load(Path(dirname), LoadOptions(strict))
+
+
+def save_one_table(
+    table: str | SparseEmbedding,
+    dirname: str | os.PathLike[str],
+    *,
+    wait: bool = True,
+    refuse_busy: bool = False,
+    keep_last: int = 1,
+    keep_every: int = 0,
+) -> None:
+    """Write one sparse table with its optimizer state as a checkpoint that holds nothing else.
+
+    table: the embedding, or the name it was made with.  dirname: a directory for checkpoints of
+    this table alone.  Who calls, the options and what is raised are as with save_persistables;
+    ConfigError where the model has no such table.
+    """
+    keep = Keep(keep_last, keep_every)
+    options = SaveOptions(wait, refuse_busy, keep, table=_table_name(table))
+    current().persistables().save(Path(dirname), options)
+
+
+def load_one_table(table: str | SparseEmbedding, dirname: str | os.PathLike[str]) -> LoadReport:
+    """Replace one sparse table and its optimizer state by a checkpoint's; the rest stays.
+
+    dirname: where save_one_table or save_persistables wrote.  Collective over workers.  Returns
+    what load_persistables returns, of this table.  Raises CheckpointError where the file does not
+    have the table or has it with another shape or dtype, ConfigError where the model has not.
+    """
+    options = LoadOptions(table=_table_name(table))
+    return current().persistables().load(Path(dirname), options)
+
+
+def _table_name(table: str | SparseEmbedding) -> str:
+    """Raises ConfigError for what is neither."""
+    if isinstance(table, SparseEmbedding):
+        return table.name
+    if not isinstance(table, str):
+        raise ConfigError(
+            f"table={table!r:.100}; use a SparseEmbedding or the name it was made with"
+        )
+    return table

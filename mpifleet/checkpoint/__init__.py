@@ -3,6 +3,7 @@
 The only part of the package that imports h5py.
 """
 
+from mpifleet.checkpoint.about import About, Link
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
 from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
@@ -19,11 +20,13 @@ from mpifleet.checkpoint.writer import (
 __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
+    "About",
     "Block",
     "Checkpoint",
     "DenseEntry",
     "DenseShape",
     "Keep",
+    "Link",
     "Newcomer",
     "Part",
     "Places",

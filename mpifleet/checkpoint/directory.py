@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpifleet.checkpoint.about import About
 from mpifleet.checkpoint.digests import Block, Sums, digest_rest, sums_path
 from mpifleet.errors import CheckpointError
 
@@ -49,6 +50,13 @@ class Keep:
 def name_of(number: int) -> str:
     """The file name of a checkpoint."""
     return f"model-{number:06d}.h5"
+
+
+def about_of(path: Path) -> About:
+    """What a file's digests say that it holds; "full" where they cannot be read."""
+    with contextlib.suppress(CheckpointError):
+        return Sums.read(path).about
+    return About()
 
 
 def _temporary(directory: Path, number: int) -> Path:
@@ -97,10 +105,12 @@ class Newcomer:
     writers left that were killed.  Raises OSError.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, about: About = About()) -> None:  # noqa: B008 -- frozen
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+        self.directory, self.about = directory, about
         remove_leftovers(directory)
+        for number in numbers(directory)[-1:]:
+            about.check_goes_with(about_of(directory / name_of(number)), directory)
         self.descriptor, self.number = _reserve(directory)
         self.target = directory / name_of(self.number)
         self.temporary = _temporary(directory, self.number)
@@ -111,7 +121,7 @@ class Newcomer:
         blocks: digests of parts of it; what they leave out is read back.  Raises OSError before
         anything is to be seen, or after that with the new one whole.
         """
-        sums = Sums.of_blocks(digest_rest(self.descriptor, blocks))
+        sums = Sums.of_blocks(digest_rest(self.descriptor, blocks), self.about)
         os.fchmod(self.descriptor, 0o666 & ~_umask())
         os.fsync(self.descriptor)
         beside = self.temporary.with_name(self.temporary.name + ".sums")

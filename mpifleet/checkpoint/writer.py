@@ -59,6 +59,7 @@ def lay_out(
     try:
         with h5py.File(sink, "w") as file:
             places = _lay_out_all(file, dense, sparse, buffers, meta)
+            file.attrs.update(newcomer.about.facts())
             sink.check()
     finally:
         sink.check()  # the disk's error, not what HDF5 made of it

@@ -1,6 +1,7 @@
 """The parameter server as an exchange, over MPI."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpifleet.partition import UniqueKeys
 from mpifleet.ps.client import Client, pack_buffers
 from mpifleet.ps.clocks import StalenessBound
 from mpifleet.ps.finite import first_nonfinite
+from mpifleet.ps.load_report import LoadOptions
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import Kind
 from mpifleet.ps.rows_pull import PulledRows
@@ -158,9 +160,7 @@ class RemoteExchange:
             "directory": str(directory),
             "meta": meta,
             "buffers": facts,
-            "wait": options.wait,
-            "refuse_busy": options.refuse_busy,
-            "keep": [options.keep.last, options.keep.every],
+            "options": asdict(options),
         }
         self._saves_behind |= not options.wait
         self._client.ask_all(Kind.SAVE, request, payload)
@@ -175,10 +175,11 @@ class RemoteExchange:
         """See Exchange. One worker calls."""
         self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": True})
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, options: LoadOptions) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
-        self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": False})
+        request = {"path": str(path), "check_only": False, **asdict(options)}
+        self._client.ask_all(Kind.LOAD, request)
 
     def _check_open(self) -> None:
         if self.is_finished:

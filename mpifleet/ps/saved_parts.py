@@ -50,14 +50,8 @@ def sparse_shapes(shard: Shard) -> list[SparseShape]:
     ]
 
 
-def parts_of(shard: Shard, places: Places) -> Iterator[Part]:
-    """What this server holds, each array where it belongs in the file; views, not copies."""
-    yield from _dense_parts(shard, places)
-    for table, shape in enumerate(sparse_shapes(shard)):
-        yield from _sparse_parts(shard, places, table, shape)
-
-
-def _dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
+def dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
+    """This server's elements of all dense parameters where they belong; views, not copies."""
     shapes = iter(dense_shapes(shard))
     for table, spec in enumerate(shard.layout.specs.dense):
         part = shard.layout.dense[table]
@@ -65,13 +59,13 @@ def _dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
         arrays |= {slot: values.numpy() for slot, values in shard.dense_state[table].items()}
         for param in spec.params:
             shape = next(shapes)
-            low, high = max(param.start, part.start), min(param.stop, part.stop)
-            for slot, array in arrays.items() if high > low else ():
-                offset = places[shape.path(slot)] + (low - param.start) * array.itemsize
-                yield offset, array[low - part.start : high - part.start]
+            here, there = part.share_of(param)
+            for slot, array in arrays.items() if there.stop > there.start else ():
+                yield places[shape.path(slot)] + there.start * array.itemsize, array[here]
 
 
-def _sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -> Iterator[Part]:
+def sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -> Iterator[Part]:
+    """This server's rows of a sparse table where they belong; views, not copies."""
     server, num_rows = shard.layout.server, shard.layout.sparse_rows[table]
     if not num_rows:
         return

@@ -16,22 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import (
-    Keep,
-    Newcomer,
-    Part,
-    Places,
-    lay_out,
-    writing,
-)
+from mpifleet.checkpoint import About, Keep, Newcomer, Part, Places, lay_out, writing
 from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.errors import CheckpointError
 from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.save_content import Content
 from mpifleet.ps.save_writing import Writing
-from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
 
@@ -44,11 +37,18 @@ class SaveOptions:
 
     wait: return when it is there; else when the tables are copied.  refuse_busy: raise
     CheckpointError while an earlier one is still being written, instead of waiting for it.
+    table: the only one that is saved, None for all there is.
     """
 
     wait: bool = True
     refuse_busy: bool = False
     keep: Keep = field(default_factory=Keep)
+    table: str | None = None
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "SaveOptions":
+        """The inverse of dataclasses.asdict."""
+        return cls(**{**facts, "keep": Keep(**facts["keep"])})
 
 
 class Saver:
@@ -77,8 +77,10 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        under_way = self._begin(directory, meta, buffers, options.keep)
-        parts = parts_of(self._shard, under_way.places)
+        content = Content.of(self._shard, options.table)
+        about = About("table", options.table) if options.table is not None else About()
+        under_way = self._begin(directory, content, about, meta, buffers, options.keep)
+        parts = content.parts(self._shard, under_way.places)
         if options.wait:
             under_way.run(_breathing(parts, self._shard.breathe))
             self._behind = under_way
@@ -108,6 +110,8 @@ class Saver:
     def _begin(
         self,
         directory: Path,
+        content: Content,
+        about: About,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         keep: Keep,
@@ -119,7 +123,9 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer, places = self._lay_out(directory, meta, buffers)
+                    newcomer = Newcomer(directory, about)
+                    sparse = list(content.sparse.values())
+                    places = lay_out(newcomer, content.dense, sparse, buffers, meta)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -134,17 +140,6 @@ class Saver:
                 newcomer.close()
             raise CheckpointError(failure)
         return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
-
-    def _lay_out(
-        self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]
-    ) -> tuple[Newcomer, Places]:
-        dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
-        newcomer = Newcomer(directory)
-        try:
-            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta)
-        except BaseException:
-            newcomer.close()
-            raise
 
     def _check_same_directory(self, directory: Path, token: Path) -> str:
         """What is wrong with the directory, "" when all servers see the same one. Collective.

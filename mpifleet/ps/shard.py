@@ -76,12 +76,14 @@ class Shard:
             rule, state = self._sparse_rules[table], self.sparse_state[table]
             rule.update_rows(rows, none, rows[:0], state, 1, self._sparse_hypers[table])
 
-    def forget_dense(self, table: int) -> None:
-        """Let a dense table's optimizer state start anew."""
-        self.dense_steps[table][:] = 0
+    def forget_dense(self, table: int, index: int) -> None:
+        """Let the optimizer state of one parameter of a dense table start anew."""
+        self.dense_steps[table][index] = 0
+        param = self.layout.specs.dense[table].params[index]
+        here, _ = self.layout.dense[table].share_of(param)
         first_of = self._dense_rules[table].initial_state(self._dense_hypers[table])
         for slot, first in first_of.items():
-            self.dense_state[table][slot].fill_(first)
+            self.dense_state[table][slot][here].fill_(first)
 
     def forget_sparse(self, table: int) -> None:
         """Let a sparse table's optimizer state start anew."""
