@@ -17,6 +17,7 @@ from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arr
 from mpifleet.log import get_logger
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import newest_for_all, raise_first_failure
+from mpifleet.ps.chain_check import check_chain
 from mpifleet.ps.fit import fit
 from mpifleet.ps.load_report import EVERYTHING, LoadOptions, LoadReport
 from mpifleet.ps.saving import SaveOptions, appears
@@ -64,8 +65,7 @@ class Persistables:
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
         self.exchange.settle_saves()
         tensors = self._tensors() if options.table is None else {}
-        path = newest_for_all(self._comm, directory.absolute(), self._meeting)
-        self._by_first(lambda: self.exchange.check(path))
+        path = self._checked(directory.absolute())
         report = self._agreed(lambda: self._fit(path, options))
         saved: dict[str, np.ndarray] = {}
         if options.table is None:
@@ -79,6 +79,15 @@ class Persistables:
         if self._is_first and not options.strict:
             get_logger().info("%s", report.text())
         return report
+
+    def _checked(self, directory: Path) -> Path:
+        """The file to load, whose digests are right. Collective over workers."""
+
+        def check(path: Path) -> None:
+            self._by_first(lambda: self.exchange.check(path))
+
+        found = newest_for_all(self._comm, directory, self._meeting)
+        return check_chain(self._comm, directory, found, check, self._meeting)
 
     def _fit(self, path: Path, options: LoadOptions) -> LoadReport:
         """What the servers find, found here: from the same names alone."""

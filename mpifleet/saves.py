@@ -10,10 +10,13 @@ from mpifleet.errors import ConfigError
 from mpifleet.ps.load_report import LoadOptions, LoadReport
 from mpifleet.ps.saving import SaveOptions
 
+MODES = ("full", "base", "delta")
+
 
 def save_persistables(
     dirname: str | os.PathLike[str],
     *,
+    mode: str | int = "full",
     wait: bool = True,
     refuse_busy: bool = False,
     keep_last: int = 1,
@@ -26,10 +29,25 @@ def save_persistables(
     afterwards tells them that the file is there).  wait=False: return once the tables are copied;
     what fails later is raised by the next save or stop_worker().  refuse_busy: raise while an
     earlier one is being written.  The keep_last newest stay, and those whose number keep_every
-    divides.  Raises CheckpointError; the earlier files then stay.
+    divides.  mode="base": a full one that deltas can follow; mode="delta": dense parameters, and of
+    the tables only the rows that changed since the last base or delta, which it needs to be loaded
+    (docs/checkpoints.md).  Raises CheckpointError; the earlier files then stay.
     """
-    options = SaveOptions(wait, refuse_busy, Keep(keep_last, keep_every))
+    keep = Keep(keep_last, keep_every)
+    options = SaveOptions(wait, refuse_busy, keep, mode=_mode(mode))
     current().persistables().save(Path(dirname), options)
+
+
+def _mode(mode: str | int) -> str:
+    """Fleet's number 0 is "full". Raises ConfigError for what is none."""
+    if mode in MODES:
+        return str(mode)
+    if mode == 0 and not isinstance(mode, bool):
+        return "full"
+    more = ""
+    if mode in (1, 2):
+        more = "; Fleet's tables do not agree on which of 1 and 2 is the base"
+    raise ConfigError(f"mode={mode!r}; use {', '.join(map(repr, MODES))}{more}")
 
 
 def load_persistables(dirname: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:

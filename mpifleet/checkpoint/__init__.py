@@ -4,10 +4,12 @@ The only part of the package that imports h5py.
 """
 
 from mpifleet.checkpoint.about import About, Link
+from mpifleet.checkpoint.chain import link_to, members
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
 from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
-from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
+from mpifleet.checkpoint.opening import Delta, open_checkpoint
+from mpifleet.checkpoint.reader import Checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
     Places,
@@ -23,6 +25,7 @@ __all__ = [
     "About",
     "Block",
     "Checkpoint",
+    "Delta",
     "DenseEntry",
     "DenseShape",
     "Keep",
@@ -34,6 +37,8 @@ __all__ = [
     "check",
     "is_checkable",
     "lay_out",
+    "link_to",
+    "members",
     "newest",
     "open_checkpoint",
     "write_checkpoint",

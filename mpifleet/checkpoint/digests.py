@@ -23,6 +23,8 @@ HASH = "xxh3-128"
 SUMS_FORMAT = 1
 BLOCK_BYTES = 16 << 20
 """Upper bound of the bytes under one digest, written or checked at once."""
+BLOCKS = ', "blocks":'
+"""What ends the facts in the first line of a file of digests."""
 READERS = 2
 """Threads that check; each holds one block."""
 
@@ -68,7 +70,7 @@ class Sums(NamedTuple):
     def text(self) -> str:
         """One JSON object, a block per line."""
         facts = {"format": SUMS_FORMAT, "hash": HASH, "size": self.size, **self.about.facts()}
-        head = json.dumps(facts)[:-1] + ', "blocks": [\n'
+        head = json.dumps(facts)[:-1] + BLOCKS + " [\n"
         return head + ",\n".join(json.dumps(list(block)) for block in self.blocks) + "\n]}\n"
 
     @classmethod

@@ -125,8 +125,10 @@ def _lay_out_sparse(group: h5py.Group, table: SparseShape) -> Iterator[h5py.Data
     for name in ("num_rows", "dim", "num_shards"):
         group.attrs[name] = int(getattr(table, name))
     group.attrs["attributes"] = json_text(f"attrs of {table.name!r}", table.attrs)
-    shape = (table.num_rows, table.dim)
-    yield _reserve(group, "keys", (table.num_rows,), np.dtype(np.int64))
+    if table.stretches is not None:
+        group.create_dataset("stretches", data=np.array(table.stretches, np.int64))
+    shape = (table.stored_rows, table.dim)
+    yield _reserve(group, "keys", shape[:1], np.dtype(np.int64))
     yield _reserve(group, "rows", shape, dtype)
     state = group.create_group("state")
     for slot in table.state_names:

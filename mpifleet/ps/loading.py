@@ -1,6 +1,6 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
 from mpifleet.partition import pieces, shard_range, shard_rows
 from mpifleet.ps.agreement import check_together, newest_for_all, raise_first_failure
+from mpifleet.ps.chain_check import check_chain
 from mpifleet.ps.fit import fit
 from mpifleet.ps.load_report import LoadOptions, LoadReport
 from mpifleet.ps.saved_parts import ROWS
@@ -37,11 +38,18 @@ class Loader:
         """Check the digests of a checkpoint. Collective. Raises CheckpointError on every server."""
         check_together(self._comm, path)
 
-    def load(self, directory: Path, checked: bool, options: LoadOptions) -> LoadReport:
+    def load(
+        self,
+        directory: Path,
+        checked: bool,
+        options: LoadOptions,
+        loaded: Callable[[Checkpoint], None] = lambda _: None,
+    ) -> LoadReport:
         """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
 
         checked: its digests were looked at already; else the servers do, each its share of the
-        blocks.  At the number of servers that saved it each reads its own rows, else all of them.
+        blocks.  loaded: called when the tables are the checkpoint's, all of them.
+        At the number of servers that saved it each reads its own rows, else all of them.
         Returns the same report on every server.  Raises CheckpointError on every server, before
         anything is changed where it does not fit and options.strict asks that it does.
         """
@@ -49,7 +57,7 @@ class Loader:
             checkpoint, report, failure = None, None, ""
             path = newest_for_all(self._comm, directory)
             if not checked:
-                self.check(path)
+                path = check_chain(self._comm, directory, path, self.check)
             try:
                 checkpoint = stack.enter_context(open_checkpoint(path, checked=True))
                 report = fit(self._specs, checkpoint, options.strict, options.table)
@@ -63,6 +71,8 @@ class Loader:
             assert report is not None
             try:
                 self._take(checkpoint, report)
+                if report.is_whole and options.table is None:
+                    loaded(checkpoint)
             except CheckpointError as error:
                 failure = str(error)
             raise_first_failure(self._comm, failure)

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from mpifleet.checkpoint import DenseShape, Part, Places, SparseShape
+from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.partition import pieces
+from mpifleet.ps.row_copy import gather_rows
 from mpifleet.ps.shard import Shard
 
 ROWS = "rows"
@@ -76,3 +79,19 @@ def sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -
     for start, stop in pieces(num_rows, _KEYS_AT_ONCE):
         keys = np.arange(start, stop, dtype=np.int64) * shape.num_shards + server
         yield places[shape.path("keys")] + 8 * (first + start), keys
+
+
+def changed_parts(
+    shard: Shard, places: Places, table: int, shape: SparseShape, rows: np.ndarray
+) -> Iterator[Part]:
+    """These of this server's rows where they belong in a delta; copies, a block at a time."""
+    server = shard.layout.server
+    first = shape.first_row(server)
+    arrays = {ROWS: torch.from_numpy(shard.rows(table)), **shard.sparse_state[table]}
+    row_bytes = shape.dim * np.dtype(shape.dtype).itemsize
+    for start, stop in pieces(rows.size, max(1, BLOCK_BYTES // max(8, row_bytes))):
+        block = rows[start:stop]
+        yield places[shape.path("keys")] + 8 * (first + start), block * shape.num_shards + server
+        for name, values in arrays.items():
+            gathered = gather_rows(values, block, shard.breathe).numpy()
+            yield places[shape.path(name)] + (first + start) * row_bytes, gathered

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import About, Keep, Newcomer, Part, Places, lay_out, writing
+from mpifleet.checkpoint import About, Checkpoint, Keep, Newcomer, Part, Places, lay_out, writing
 from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.errors import CheckpointError
 from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.chain import Chain
 from mpifleet.ps.save_content import Content
 from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.shard import Shard
@@ -37,13 +38,15 @@ class SaveOptions:
 
     wait: return when it is there; else when the tables are copied.  refuse_busy: raise
     CheckpointError while an earlier one is still being written, instead of waiting for it.
-    table: the only one that is saved, None for all there is.
+    table: the only one that is saved, None for all there is.  mode: "full"; "base", from which on
+    changes are noted; "delta", what changed since the last base or delta.
     """
 
     wait: bool = True
     refuse_busy: bool = False
     keep: Keep = field(default_factory=Keep)
     table: str | None = None
+    mode: str = "full"
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "SaveOptions":
@@ -62,6 +65,7 @@ class Saver:
         self._shard = shard
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
+        self._chain = Chain(shard)
         self._behind: Writing | None = None
 
     def save(
@@ -77,9 +81,9 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        content = Content.of(self._shard, options.table)
-        about = About("table", options.table) if options.table is not None else About()
+        content, about = self._content(directory, options)
         under_way = self._begin(directory, content, about, meta, buffers, options.keep)
+        self._chain.begin(about, directory)
         parts = content.parts(self._shard, under_way.places)
         if options.wait:
             under_way.run(_breathing(parts, self._shard.breathe))
@@ -89,6 +93,15 @@ class Saver:
             copies = [(o, a.copy()) for o, a in _breathing(parts, self._shard.breathe)]
             under_way.run_behind(copies)
             self._behind = under_way
+
+    def _content(self, directory: Path, options: SaveOptions) -> tuple[Content, About]:
+        """What goes into the file. Collective. Raises CheckpointError on every server."""
+        if options.table is not None:
+            return Content.of(self._shard, options.table), About("table", options.table)
+        about = self._chain.about(options.mode, directory)
+        if options.mode == "delta":
+            return Content.of_delta(self._comm, self._shard), about
+        return Content.of(self._shard), about
 
     def poll(self) -> None:
         """Let a checkpoint behind training take its next step. Quick; not collective."""
@@ -105,7 +118,14 @@ class Saver:
         while last is not None and not last.poll():
             self._shard.breathe()
             doze.pause()
-        raise_first_failure(self._comm, last.failure if last else "")
+        failure = first_failure(self._comm, last.failure if last else "")
+        self._chain.end(failure, last.link if last else None)
+        if failure:
+            raise CheckpointError(failure)
+
+    def loaded(self, checkpoint: Checkpoint) -> None:
+        """The tables are a checkpoint's, all of them; see Chain. Raises CheckpointError."""
+        self._chain.loaded(checkpoint)
 
     def _begin(
         self,
@@ -123,7 +143,7 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer = Newcomer(directory, about)
+                    newcomer = Newcomer(directory, about, self._chain.head(directory))
                     sparse = list(content.sparse.values())
                     places = lay_out(newcomer, content.dense, sparse, buffers, meta)
                     temporary = str(newcomer.temporary)

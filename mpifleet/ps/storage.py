@@ -54,7 +54,7 @@ class Storage:
     ) -> LoadReport:
         """Replace the tables. Collective. Raises CheckpointError on every server."""
         self._saver.settle()
-        return self._loader.load(directory, checked, options)
+        return self._loader.load(directory, checked, options, self._saver.loaded)
 
     def start_from(self, directory: Path | None, strict: bool) -> None:
         """Give every row its first value: a checkpoint's, or its initializer's. Collective.
