@@ -36,12 +36,14 @@ class Chain:
             )
         return About("delta", follows=since.link)
 
-    def head(self, directory: Path) -> str:
-        """The file that the next delta follows, "" for none in this directory or here unknown."""
+    def spared(self, about: About, directory: Path) -> str:
+        """The file that the next delta will follow, where the save of another kind must not remove
+        it; "" for none. On the first server.
+        """
         changed = self._shard.changed
-        if changed is None or changed.since.directory != directory or changed.since.link is None:
+        if about.kind != "full" or changed is None or changed.since.directory != directory:
             return ""
-        return changed.since.link.name
+        return changed.since.link.name if changed.since.link is not None else ""
 
     def begin(self, about: About, directory: Path) -> None:
         """The tables are as they are being saved: rows written from here on are of the next one."""

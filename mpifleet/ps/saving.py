@@ -143,7 +143,7 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer = Newcomer(directory, about, self._chain.head(directory))
+                    newcomer = Newcomer(directory, about, self._chain.spared(about, directory))
                     sparse = list(content.sparse.values())
                     places = lay_out(newcomer, content.dense, sparse, buffers, meta)
                     temporary = str(newcomer.temporary)
