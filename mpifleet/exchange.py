@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpifleet.partition import UniqueKeys
-from mpifleet.ps.load_report import LoadOptions
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
@@ -104,6 +104,6 @@ class Exchange(Protocol):
         """Check a checkpoint file's digests. Raises CheckpointError."""
         ...
 
-    def load(self, path: Path, options: LoadOptions) -> None:
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
         """Replace the tables by those of a file that was checked. Raises CheckpointError."""
         ...

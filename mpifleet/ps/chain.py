@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mpifleet.checkpoint import About, Checkpoint, Link, link_to
+from mpifleet.checkpoint import About, Link
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.changed_rows import ChangedRows, Since
 from mpifleet.ps.shard import Shard
@@ -68,12 +68,9 @@ class Chain:
             before.add(changed)
         self._shard.changed = before
 
-    def loaded(self, checkpoint: Checkpoint) -> None:
-        """The tables are a checkpoint's, all of them: where it is of a chain, deltas go on from it.
+    def loaded(self, path: Path, link: Link | None) -> None:
+        """The tables are those of a base or delta, all of them: the next delta goes on from it.
 
-        Raises CheckpointError.
+        link: to the file, on the first server.
         """
-        if checkpoint.about.kind in ("base", "delta"):
-            path = checkpoint.path
-            is_first = self._shard.layout.server == 0
-            self._shard.track(Since(path.parent, link_to(path) if is_first else None))
+        self._shard.track(Since(path.parent, link))

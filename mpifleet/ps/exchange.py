@@ -13,7 +13,7 @@ from mpifleet.partition import UniqueKeys
 from mpifleet.ps.client import Client, pack_buffers
 from mpifleet.ps.clocks import StalenessBound
 from mpifleet.ps.finite import first_nonfinite
-from mpifleet.ps.load_report import LoadOptions
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import Kind
 from mpifleet.ps.rows_pull import PulledRows
@@ -175,7 +175,7 @@ class RemoteExchange:
         """See Exchange. One worker calls."""
         self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": True})
 
-    def load(self, path: Path, options: LoadOptions) -> None:
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
         request = {"path": str(path), "check_only": False, **asdict(options)}

@@ -30,7 +30,7 @@ def fit(
     if table is None:
         names = [spec.name for spec in chosen]
         entries += _extra("table", checkpoint, names, checkpoint.sparse_names)
-    return LoadReport(str(checkpoint.path), tuple(entries))
+    return LoadReport(str(checkpoint.path), tuple(entries), checkpoint.about.kind)
 
 
 def missing_entry(kind: str, name: str, path: Any) -> LoadedEntry:

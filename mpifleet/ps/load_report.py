@@ -42,10 +42,14 @@ class LoadedEntry:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """All entries of the model and of the file at `path`, parameters first, buffers last."""
+    """All entries of the model and of the file at `path`, parameters first, buffers last.
+
+    kind: of the checkpoint: "full", "base", "delta" or "table".
+    """
 
     path: str
     entries: tuple[LoadedEntry, ...]
+    kind: str = "full"
 
     def names(self, *outcomes: Outcome, kind: str | None = None) -> list[str]:
         """Names of the entries that ended so, in their order; of one kind or of all."""
@@ -82,4 +86,4 @@ class LoadReport:
 
     def joined(self, entries: Iterable[LoadedEntry]) -> "LoadReport":
         """With more entries behind its own."""
-        return LoadReport(self.path, (*self.entries, *entries))
+        return LoadReport(self.path, (*self.entries, *entries), self.kind)

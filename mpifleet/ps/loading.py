@@ -1,6 +1,6 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,11 @@ class Loader:
         """Check the digests of a checkpoint. Collective. Raises CheckpointError on every server."""
         check_together(self._comm, path)
 
-    def load(
-        self,
-        directory: Path,
-        checked: bool,
-        options: LoadOptions,
-        loaded: Callable[[Checkpoint], None] = lambda _: None,
-    ) -> LoadReport:
+    def load(self, directory: Path, checked: bool, options: LoadOptions) -> LoadReport:
         """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
 
         checked: its digests were looked at already; else the servers do, each its share of the
-        blocks.  loaded: called when the tables are the checkpoint's, all of them.
-        At the number of servers that saved it each reads its own rows, else all of them.
+        blocks.  At the number of servers that saved it each reads its own rows, else all of them.
         Returns the same report on every server.  Raises CheckpointError on every server, before
         anything is changed where it does not fit and options.strict asks that it does.
         """
@@ -71,15 +64,11 @@ class Loader:
             assert report is not None
             try:
                 self._take(checkpoint, report)
-                if report.is_whole and options.table is None:
-                    loaded(checkpoint)
             except CheckpointError as error:
                 failure = str(error)
             raise_first_failure(self._comm, failure)
         if options.strict and self._server == 0:
-            for entry in report.entries:
-                if entry.outcome == "state anew":
-                    get_logger().warning("%s", entry.reason)
+            _warn_of_state(report)
         return report
 
     def _take(self, checkpoint: Checkpoint, report: LoadReport) -> None:
@@ -162,3 +151,9 @@ class Loader:
             self._shard.set_rows(table, rows.start, np.ascontiguousarray(block[ROWS][own]))
             for slot, values in state.items():
                 values[rows] = block[slot][own]
+
+
+def _warn_of_state(report: LoadReport) -> None:
+    for entry in report.entries:
+        if entry.outcome == "state anew":
+            get_logger().warning("%s", entry.reason)

@@ -9,7 +9,7 @@ import numpy as np
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.finite import FiniteGuard
-from mpifleet.ps.load_report import LoadOptions
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
@@ -131,7 +131,7 @@ class LocalExchange:
         """See Exchange."""
         self._storage.check(path)
 
-    def load(self, path: Path, options: LoadOptions) -> None:
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
         """See Exchange."""
         self._storage.load(path, True, options)
 

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import About, Checkpoint, Keep, Newcomer, Part, Places, lay_out, writing
+from mpifleet.checkpoint import (
+    About,
+    Keep,
+    Newcomer,
+    Part,
+    Places,
+    lay_out,
+    link_to,
+    writing,
+)
 from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.errors import CheckpointError
 from mpifleet.mpi import bcast_json
@@ -123,9 +132,20 @@ class Saver:
         if failure:
             raise CheckpointError(failure)
 
-    def loaded(self, checkpoint: Checkpoint) -> None:
-        """The tables are a checkpoint's, all of them; see Chain. Raises CheckpointError."""
-        self._chain.loaded(checkpoint)
+    def loaded(self, path: Path, kind: str) -> None:
+        """The tables are all those of this file: of a chain, the next delta follows it. Collective.
+
+        Raises CheckpointError on every server.
+        """
+        if kind not in ("base", "delta"):
+            return
+        link, failure = None, ""
+        try:
+            link = link_to(path) if self._server == 0 else None
+        except CheckpointError as error:
+            failure = str(error)
+        raise_first_failure(self._comm, failure)
+        self._chain.loaded(path, link)
 
     def _begin(
         self,

@@ -54,7 +54,10 @@ class Storage:
     ) -> LoadReport:
         """Replace the tables. Collective. Raises CheckpointError on every server."""
         self._saver.settle()
-        return self._loader.load(directory, checked, options, self._saver.loaded)
+        report = self._loader.load(directory, checked, options)
+        if report.is_whole and options.table is None:
+            self._saver.loaded(Path(report.path), report.kind)
+        return report
 
     def start_from(self, directory: Path | None, strict: bool) -> None:
         """Give every row its first value: a checkpoint's, or its initializer's. Collective.
