@@ -106,12 +106,15 @@ class RemoteExchange:
         before = self.clock.enter("pull")
         meanwhile()
         self.clock.enter(before)
-        for lane in self._merged:
-            client.wait_version(lane, self._step)
+        if Lane.DENSE in self._merged:
+            client.wait_version(Lane.DENSE, self._step)
         if specs.dense:
             client.wait_applied((Lane.DENSE,))
-            self.clock.enter("pull")
+            before = self.clock.enter("pull")
             client.pull_dense(flats)
+            self.clock.enter(before)
+        if Lane.ROWS in self._merged:  # last: the dense parameters were read meanwhile
+            client.wait_version(Lane.ROWS, self._step)
 
     def flush(self) -> None:
         """See Exchange."""
