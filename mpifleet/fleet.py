@@ -212,7 +212,8 @@ def pull_ahead(
     """The same batches, with the rows of the next ones pulled while this one trains.
 
     look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
-    strategy.pull_ahead says how many batches ahead; with 0 nothing is pulled ahead.  A row pulled
+    strategy.pull_ahead says how many batches ahead.  With 0, which is all that sync mode has, no
+    row is pulled ahead, but the next batch's keys are sorted while a step waits.  A row pulled
     ahead may miss the last pushes; dense parameters never do. Memory: rows of so many batches.
     """
     session = current()

@@ -20,7 +20,7 @@ LAYERS = {
     "MPI": "lifeline mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics ps",
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
-    "training": "embedding local_state model_tables models optimizer progress pull_ahead "
+    "training": "embedding local_state look_up model_tables models optimizer progress pull_ahead "
     "step_marks table_options training_threads",
     "face": "compose current fleet persistables role_makers saves session util",
     "programs": "__main__ cli",
