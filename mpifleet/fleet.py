@@ -33,6 +33,7 @@ from mpifleet.saves import (
     save_inference_model,
     save_persistables,
     save_state_dict,
+    save_word2vec,
 )
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
@@ -66,6 +67,7 @@ __all__ = [
     "save_inference_model",
     "save_persistables",
     "save_state_dict",
+    "save_word2vec",
     "server_endpoints",
     "server_index",
     "server_num",

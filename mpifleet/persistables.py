@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from mpifleet._version import __version__
-from mpifleet.checkpoint import LATEST
+from mpifleet.checkpoint import LATEST, MODEL_FACT
 from mpifleet.errors import CheckpointError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.model_names import names_of_model
 from mpifleet.optimizer import DistributedOptimizer
-from mpifleet.portable.sources import MODEL_FACT
 from mpifleet.ps.agreement import newest_for_all, raise_first_failure
 from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles

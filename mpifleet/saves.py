@@ -22,7 +22,7 @@ from mpifleet.portable.importing import (
 )
 from mpifleet.portable.inference_writing import write_inference
 from mpifleet.portable.state_dict import check_suffix, read_state, state_streams, write_state
-from mpifleet.portable.vectors import VectorsReport, read_vectors
+from mpifleet.portable.vectors import VectorsReport, export_vectors, read_vectors
 from mpifleet.ps.saving import SaveOptions
 
 
@@ -149,3 +149,23 @@ def load_word2vec(
         return vector_changes(table, found), asdict(found.report)
 
     return VectorsReport(**bring_in(current(), where.parent, change))
+
+
+def save_word2vec(
+    path: str | os.PathLike[str],
+    table: str,
+    *,
+    vocab: str | os.PathLike[str] | None = None,
+    binary: bool = False,
+) -> None:
+    """Write a table's rows in word2vec's text or binary format, in pieces of 16 MiB.
+
+    vocab: as for load_word2vec; only keys with a word are written. Called as save_persistables is.
+    Raises ConfigError for rows of float64 in binary, DataError for the vocabulary, CheckpointError.
+    """
+    where, words = Path(path), None if vocab is None else Path(vocab)
+    export(
+        current(),
+        where,
+        lambda source: export_vectors(where, source.table(table), binary, words),
+    )

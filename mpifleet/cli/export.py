@@ -40,6 +40,11 @@ def add_parser(commands: Any) -> None:
         help='with --to inference: "trained" for the rows that training has changed, or T=FILE for '
         "the keys of table T in FILE, one a line; may be repeated (default: all rows)",
     )
+    _add_vector_options(parser)
+    parser.set_defaults(call=call)
+
+
+def _add_vector_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", metavar="T", help="with word2vec: which table, if several")
     parser.add_argument(
         "--vocab",
@@ -47,7 +52,6 @@ def add_parser(commands: Any) -> None:
         help="with word2vec: line k, from 0, begins with the word of key k; only these rows are "
         "written (default: all, each under its key)",
     )
-    parser.set_defaults(call=call)
 
 
 def call(arguments: argparse.Namespace) -> int:

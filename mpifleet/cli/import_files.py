@@ -45,6 +45,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="with state_dict: allow names that only one side has, and list them",
     )
+    _add_vector_options(parser)
+    parser.set_defaults(call=call)
+
+
+def _add_vector_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", metavar="T", help="with word2vec: which table, if several")
     parser.add_argument(
         "--vocab",
@@ -52,7 +57,6 @@ def add_parser(commands: Any) -> None:
         help="with word2vec: line k, from 0, begins with the word of key k (default: words are "
         "keys in decimal)",
     )
-    parser.set_defaults(call=call)
 
 
 def call(arguments: argparse.Namespace) -> int:

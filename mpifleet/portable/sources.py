@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpifleet.checkpoint import Checkpoint, SparseShape
+from mpifleet.checkpoint import MODEL_FACT, Checkpoint, SparseShape
 from mpifleet.checkpoint.blocks import boxes
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import pieces, shard_range
 from mpifleet.portable.tensor_stream import DTYPES, PIECE_BYTES, TensorStream, dtype_of
 from mpifleet.ps.initializers import initial_rows
-
-MODEL_FACT = "model"
-"""Name of the checkpoint's fact with what `names_of_model` gave."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,8 @@ class ModelSource:
         found = [table for table in self.tables if name in (None, table.name)]
         if len(found) != 1:
             names = ", ".join(repr(table.name) for table in self.tables) or "none"
-            which = "which table" if name is None else f"no table {name!r}"
-            raise CheckpointError(f"{which}? There is {names}")
+            which = "name one table" if name is None else f"there is no table {name!r}"
+            raise CheckpointError(f"{which}: the checkpoint has {names}")
         return found[0]
 
 

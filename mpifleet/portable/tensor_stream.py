@@ -77,8 +77,8 @@ class TensorStream:
             if piece.dtype != self.dtype:
                 raise CheckpointError(f"{self.name!r} is {piece.dtype}, not {self.dtype}")
             count += piece.numel()
-            flat = piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            if flat.numel():
+            if piece.numel():
+                flat = piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 yield memoryview(flat.numpy().data)
         if count != math.prod(self.shape):
             raise CheckpointError(f"{self.name!r} has {count} elements, not {self.shape}")

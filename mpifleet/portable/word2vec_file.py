@@ -17,12 +17,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mpifleet.errors import CheckpointError, ConfigError, DataError
+from mpifleet.partition import pieces
 
 Block = tuple[list[bytes], np.ndarray]
 """Words, and their rows [n, D]."""
 READ_BYTES = 16 << 20
 MAX_WORD_BYTES = 1 << 16
 _LINES_AT_ONCE_BYTES = 4 << 20
+_VALUES_AT_ONCE = 1 << 17
 
 
 def write_vectors(
@@ -35,7 +37,7 @@ def write_vectors(
 ) -> None:
     """Write `count` words with rows of `dim` floats. Memory: one block, several times in text.
 
-    Text has the fewest digits that give the same bits again.  told: called with bytes of rows.
+    Text has as many digits as give the same bits again.  told: called with bytes of rows.
     Raises ConfigError for a word that the format cannot hold or, in binary, rows of float64.
     """
     file.write(f"{count} {dim}\n".encode())
@@ -61,10 +63,16 @@ def check_words(words: list[bytes]) -> None:
 
 
 def _text(words: list[bytes], rows: np.ndarray) -> bytes:
-    cells = rows.astype("U32").tolist()
-    texts = map(" ".join, cells)
-    lines = zip([word + b" " for word in words], (text.encode() for text in texts), strict=True)
-    return b"".join(itertools.chain.from_iterable((*line, b"\n") for line in lines))
+    """Formatted in pieces, each by one call; so many digits always give the same bits again."""
+    number = b"%.9g" if rows.dtype == np.float32 else b"%.17g"
+    line = b" ".join([b"%b", *[number] * rows.shape[1]]) + b"\n"
+    at_once = max(1, _VALUES_AT_ONCE // max(1, rows.shape[1]))
+    texts = []
+    for start, stop in pieces(len(words), at_once):
+        columns = [words[start:stop], *rows[start:stop].T.tolist()]
+        cells = itertools.chain.from_iterable(zip(*columns, strict=True))
+        texts.append(line * (stop - start) % tuple(cells))
+    return b"".join(texts)
 
 
 def _binary(words: list[bytes], rows: np.ndarray) -> bytes:
