@@ -113,7 +113,7 @@ def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unm
     strict=False: names that only one side has are left out and returned, as torch does. The file's
     directory must be seen, and writable, by all ranks: a private checkpoint is written beside it
     for a while, of twice the job's state.
-    Raises CheckpointError naming what does not fit, DataError, on every worker.
+    Raises CheckpointError, naming what does not fit or is damaged, on every worker.
     """
     where = Path(path).absolute()
     check_suffix(where)

@@ -51,4 +51,5 @@ class LocalSession(Session):
     def __init__(self, model, optimizer):
         self.roles, self.strategy = None, DistributedStrategy()
         self.model, self.optimizer, self.exchange = model, optimizer, optimizer.exchange
+        self.load_from, self._job = None, None
         self.util = Util(None, None, self.meet)
