@@ -35,13 +35,15 @@ Change = Callable[[Checkpoint], tuple[Changes, Any]]
 
 
 def export(session: Session, target: Path, write: Write) -> None:
-    """Have worker 0 write what the servers hold now; other workers' own pushes are applied.
+    """Have worker 0 write what the servers hold, all that was delivered by then included.
 
-    Says at the end how much was written in which time. Raises what `write` does, on worker 0.
+    Other workers return once their own pushes are applied. Says at the end how much was written in
+    which time. Raises what `write` does, on worker 0.
     """
     session.flush()
     if session.roles is not None and session.roles.index != 0:
         return
+    session.connected().apply_delivered()
     source = job_source(session)
     begin_s = time.monotonic()
     write(source)
@@ -57,9 +59,10 @@ def export(session: Session, target: Path, write: Write) -> None:
 
 
 def job_source(session: Session) -> ModelSource:
-    """Parameters as this worker has them, tables as they will be pulled."""
+    """Parameters as the servers have them now, tables as they will be pulled."""
     exchange, optimizer, model = session.connected(), session.optimizer, session.model
     assert optimizer is not None
+    optimizer.refresh()
     tensors = {}
     for spec, flat in zip(optimizer.specs.dense, optimizer.values, strict=True):
         for param in spec.params:
