@@ -29,33 +29,59 @@ from mpifleet.ps.agreement import raise_first_failure
 from mpifleet.ps.spec import SparseSpec
 from mpifleet.session import Session
 
-Write = Callable[[ModelSource], object]
+Told = Callable[[int], object]
+Write = Callable[[ModelSource, Told], object]
+"""Writes a model and tells the numbers of bytes as it goes."""
 Change = Callable[[Checkpoint], tuple[Changes, Any]]
 """What to change in that checkpoint, and a JSON-able report."""
+_SAY_EVERY_S = 10.0
 
 
 def export(session: Session, target: Path, write: Write) -> None:
     """Have worker 0 write what the servers hold, all that was delivered by then included.
 
-    Other workers return once their own pushes are applied. Says at the end how much was written in
-    which time. Raises what `write` does, on worker 0.
+    Other workers return once their own pushes are applied. Says every ten seconds and
+    at the end how much is written. Raises what `write` does, on worker 0.
     """
     session.flush()
     if session.roles is not None and session.roles.index != 0:
         return
     session.connected().apply_delivered()
     source = job_source(session)
-    begin_s = time.monotonic()
-    write(source)
-    mib, took_s = bytes_of(source) / 2**20, time.monotonic() - begin_s
-    rate = mib / max(took_s, 1e-9)
-    get_logger().info(
-        "%s: a model of %s MiB written in %.1f s (%s MiB/s)",
-        target,
-        f"{mib:,.1f}",
-        took_s,
-        f"{rate:,.0f}",
-    )
+    progress = _Progress(target, bytes_of(source))
+    write(source, progress.add)
+    progress.end()
+
+
+class _Progress:
+    """Says in the log how much is written, now and then and at the end."""
+
+    def __init__(self, target: Path, total: int) -> None:
+        self._target, self._total, self._done = target, total, 0
+        self._begin_s = self._said_s = time.monotonic()
+
+    def add(self, num_bytes: int) -> None:
+        """So many more are written."""
+        self._done += num_bytes
+        if time.monotonic() - self._said_s > _SAY_EVERY_S:
+            self._said_s = time.monotonic()
+            self._say(f" of at most {self._total / 2**20:,.1f}")
+
+    def end(self) -> None:
+        """All is written."""
+        self._say("")
+
+    def _say(self, of_total: str) -> None:
+        mib, took_s = self._done / 2**20, time.monotonic() - self._begin_s
+        rate = mib / max(took_s, 1e-9)
+        get_logger().info(
+            "%s: %s%s MiB written in %.1f s (%s MiB/s)",
+            self._target,
+            f"{mib:,.1f}",
+            of_total,
+            took_s,
+            f"{rate:,.0f}",
+        )
 
 
 def job_source(session: Session) -> ModelSource:

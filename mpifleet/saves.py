@@ -68,7 +68,7 @@ def save_inference_model(
     Raises ConfigError for keys that cannot be, CheckpointError; the earlier model then stays.
     """
     where = Path(dirname)
-    export(current(), where, lambda source: write_inference(where, source, keys))
+    export(current(), where, lambda source, told: write_inference(where, source, keys, told))
 
 
 def save_dense_params(path: str | os.PathLike[str]) -> None:
@@ -78,7 +78,7 @@ def save_dense_params(path: str | os.PathLike[str]) -> None:
     """
     where = Path(path)
     check_suffix(where)
-    export(current(), where, lambda source: write_state(where, list(source.dense)))
+    export(current(), where, lambda source, told: write_state(where, list(source.dense), told))
 
 
 def save_state_dict(path: str | os.PathLike[str]) -> None:
@@ -90,7 +90,7 @@ def save_state_dict(path: str | os.PathLike[str]) -> None:
     """
     where = Path(path)
     check_suffix(where)
-    export(current(), where, lambda source: write_state(where, state_streams(source)))
+    export(current(), where, lambda source, told: write_state(where, state_streams(source), told))
 
 
 def load_dense_params(path: str | os.PathLike[str]) -> None:
@@ -167,5 +167,5 @@ def save_word2vec(
     export(
         current(),
         where,
-        lambda source: export_vectors(where, source.table(table), binary, words),
+        lambda source, told: export_vectors(where, source.table(table), binary, words, told),
     )

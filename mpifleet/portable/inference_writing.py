@@ -10,6 +10,7 @@ model.json is replaced last, files of earlier exports go after that: a reader fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ import torch
 from mpifleet._version import __version__
 from mpifleet.checkpoint.digests import Sums, sums_path
 from mpifleet.checkpoint.directory import sync_directory
-from mpifleet.errors import CheckpointError, ConfigError, FleetError, KeyRangeError
+from mpifleet.errors import CheckpointError, ConfigError, KeyRangeError
 from mpifleet.portable.safetensors_file import write_tensors
 from mpifleet.portable.sources import ModelSource, TableSource
 from mpifleet.portable.tensor_stream import TensorStream
@@ -52,23 +53,28 @@ def write_inference(
     """
     picked = {table.name: _picked(table, keys) for table in source.tables}
     _check_names(keys, picked)
+    written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         number = 1 + max(_numbers(directory), default=0)
         dense = f"dense-{number:06d}.safetensors"
-        _write(directory / dense, source.dense, told)
+        _write(directory / dense, source.dense, told, written)
         tables = []
         for index, table in enumerate(source.tables):
             file = f"rows-{number:06d}-{index:03d}.safetensors"
             kind, own = picked[table.name]
-            _write(directory / file, _streams(table, own), told)
+            _write(directory / file, _streams(table, own), told, written)
             tables.append(_facts(table, file, kind, own))
         sync_directory(directory)
-        _publish(directory, number, dense, tables, source.aliases)
-    except FleetError:
-        raise
+        written.clear()  # from here on model.json may name them
+        _publish(directory, dense, tables, source.aliases)
+        _remove_older(directory, number)
     except OSError as cause:
         raise CheckpointError(f"cannot write a model into {directory}: {cause}") from cause
+    finally:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _picked(table: TableSource, keys: Keys) -> tuple[str, np.ndarray | None]:
@@ -141,13 +147,18 @@ def _numbers(directory: Path) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
-def _write(path: Path, streams: Iterable[TensorStream], told: Told | None) -> None:
+def _write(
+    path: Path, streams: Iterable[TensorStream], told: Told | None, written: list[Path]
+) -> None:
+    """written: gets the names of what is made here."""
     # "x": of two writers that took the same number one is refused.
     with open(path, "xb") as file:
+        written.append(path)
         blocks = write_tensors(file, streams, {"format": "pt"}, told)
         file.flush()
         os.fsync(file.fileno())
     with open(sums_path(path), "x", encoding="utf-8") as file:
+        written.append(sums_path(path))
         file.write(Sums.of_blocks(blocks).text())
         file.flush()
         os.fsync(file.fileno())
@@ -155,7 +166,6 @@ def _write(path: Path, streams: Iterable[TensorStream], told: Told | None) -> No
 
 def _publish(
     directory: Path,
-    number: int,
     dense: str,
     tables: Sequence[Mapping[str, Any]],
     aliases: Mapping[str, str],
@@ -170,6 +180,9 @@ def _publish(
     }
     with replacing(directory / INDEX) as file:
         file.write((json.dumps(index, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _remove_older(directory: Path, number: int) -> None:
     for path in list(directory.iterdir()):
         match = _FILE.fullmatch(path.name)
         if match and int(match[1]) < number:

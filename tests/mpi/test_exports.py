@@ -59,7 +59,7 @@ def test_an_exported_model_predicts_as_its_job(comm, shared_tmp_path, place, key
         train(worker, 0, 4)
         worker.barrier()  # all pushes are delivered, which is enough
         if keys == "all" or worker.index == 0:
-            write = lambda source: write_inference(directory, source, keys)  # noqa: E731
+            write = lambda source, told: write_inference(directory, source, keys, told)  # noqa: E731
             exports.export(worker.session, directory, write)
         worker.settled()
         worker.optimizer.refresh()
@@ -86,7 +86,7 @@ def test_a_job_takes_over_a_state_dict_of_another(comm, shared_tmp_path, place):
     def saving(worker):
         train(worker, 0, 3)
         exports.export(
-            worker.session, path, lambda source: write_state(path, state_streams(source))
+            worker.session, path, lambda source, _: write_state(path, state_streams(source))
         )
         worker.settled()
         return predictions(worker.model)
