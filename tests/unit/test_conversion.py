@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mpifleet import current, fleet
-from mpifleet.checkpoint import blocks, open_checkpoint
+from mpifleet.checkpoint import MODEL_FACT, blocks, open_checkpoint, write_checkpoint
 from mpifleet.cli import main as cli
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError, ConfigError, DataError
@@ -328,6 +328,14 @@ def test_options_that_cannot_be_are_refused(mpifleet, words, message):
     status, out, err = mpifleet(*words)
     assert (status, out) == (2, "")
     assert message in err
+
+
+def test_a_model_of_many_tables_is_saved_with_all_their_names(tmp_path):
+    names = {"tables": {f"table {number}": {"modules": [f"t.{number}"]} for number in range(3_000)}}
+    meta = {MODEL_FACT: names, "package": "1"}
+    write_checkpoint(tmp_path, dense=[], buffers={}, meta=meta)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.meta == meta
 
 
 def test_tables_and_parameters_need_names_of_their_own(start, tmp_path):
