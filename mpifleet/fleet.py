@@ -24,7 +24,17 @@ from mpifleet.role_makers import (
     RoleMaker,
     is_symmetric,
 )
-from mpifleet.saves import load_persistables, save_persistables
+from mpifleet.saves import (
+    load_dense_params,
+    load_persistables,
+    load_state_dict,
+    load_word2vec,
+    save_dense_params,
+    save_inference_model,
+    save_persistables,
+    save_state_dict,
+    save_word2vec,
+)
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
@@ -46,11 +56,18 @@ __all__ = [
     "is_first_worker",
     "is_server",
     "is_worker",
+    "load_dense_params",
     "load_persistables",
+    "load_state_dict",
+    "load_word2vec",
     "pull_ahead",
     "run_server",
     "run_threads",
+    "save_dense_params",
+    "save_inference_model",
     "save_persistables",
+    "save_state_dict",
+    "save_word2vec",
     "server_endpoints",
     "server_index",
     "server_num",

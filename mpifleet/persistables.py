@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from mpifleet._version import __version__
-from mpifleet.checkpoint import LATEST
+from mpifleet.checkpoint import LATEST, MODEL_FACT
 from mpifleet.errors import CheckpointError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
+from mpifleet.model_names import names_of_model
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import newest_for_all, raise_first_failure
 from mpifleet.ps.saving import SaveOptions, appears
@@ -41,6 +42,7 @@ class Persistables:
         self.exchange.flush()
         if self.roles is None or self.roles.index == 0:
             meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+            meta[MODEL_FACT] = names_of_model(self.model)
             buffers = to_arrays(self._tensors())
             self.exchange.save(directory.absolute(), meta, buffers, options)
             if options.wait and not appears(directory.absolute() / LATEST):

@@ -5,7 +5,13 @@ The only part of the package that imports h5py.
 
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
-from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
+from mpifleet.checkpoint.layout import (
+    CHECKPOINT_FORMAT,
+    MODEL_FACT,
+    DenseEntry,
+    DenseShape,
+    SparseShape,
+)
 from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
@@ -19,6 +25,7 @@ from mpifleet.checkpoint.writer import (
 __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
+    "MODEL_FACT",
     "Block",
     "Checkpoint",
     "DenseEntry",

@@ -69,6 +69,7 @@ class Checkpoint:
         self._check_head(is_old)
         with self._reading("its table of contents"):
             facts = list(file["meta"].attrs.items())
+            facts += [(n, self._array(item).tobytes()) for n, item in _members(file["meta"])]
             self.meta: dict[str, Any] = {entry_name(n): json.loads(text) for n, text in facts}
             self._groups = {kind: _by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
 

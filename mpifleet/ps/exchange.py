@@ -168,6 +168,12 @@ class RemoteExchange:
         self._saves_behind |= not options.wait
         self._client.ask_all(Kind.SAVE, request, payload)
 
+    def apply_delivered(self) -> None:
+        """See Exchange. Servers apply what was delivered before they look at any save."""
+        self.flush()
+        self._saves_behind = False
+        self._client.ask_all(Kind.SAVE, {"directory": None})
+
     def settle_saves(self) -> None:
         """See Exchange. Asks where this worker began one; raises CheckpointError."""
         if self._saves_behind:

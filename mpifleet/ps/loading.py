@@ -163,7 +163,7 @@ class Loader:
     def _same_rule(self, name: str, attrs: Mapping[str, Any], rule: str) -> bool:
         if attrs.get("rule") == rule:
             return True
-        if self._server == 0:
+        if self._server == 0 and "rule" in attrs:  # else imported, which was said then
             get_logger().warning(
                 "%s was saved under rule %s and is used under %s: its optimizer state starts anew",
                 name,

@@ -125,6 +125,10 @@ class LocalExchange:
         """See Exchange."""
         self._storage.save(directory, meta, buffers, options)
 
+    def apply_delivered(self) -> None:
+        """See Exchange."""
+        self.settle_saves()
+
     def settle_saves(self) -> None:
         """See Exchange."""
         self._storage.settle()
