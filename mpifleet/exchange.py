@@ -96,6 +96,13 @@ class Exchange(Protocol):
         """Write all tables as one file into `directory`."""
         ...
 
+    def apply_delivered(self) -> None:
+        """Return once what any worker delivered before is applied. One worker calls.
+
+        Waits for a save behind training, too. Raises CheckpointError where that failed.
+        """
+        ...
+
     def settle_saves(self) -> None:
         """Return once nothing that `save` began is being written. Raises CheckpointError."""
         ...

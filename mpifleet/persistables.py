@@ -10,11 +10,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from mpifleet._version import __version__
-from mpifleet.checkpoint import LATEST, open_checkpoint
+from mpifleet.checkpoint import LATEST, MODEL_FACT, open_checkpoint
 from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors, read_arrays, set_tensors, to_arrays
 from mpifleet.log import get_logger
+from mpifleet.model_names import names_of_model
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.ps.agreement import newest_for_all, raise_first_failure
 from mpifleet.ps.chain_check import check_chain
@@ -48,6 +49,7 @@ class Persistables:
         self.exchange.flush()
         if self._is_first:
             meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+            meta[MODEL_FACT] = names_of_model(self.model)
             buffers = to_arrays(self._tensors()) if options.table is None else {}
             self.exchange.save(directory.absolute(), meta, buffers, options)
             if options.wait and not appears(directory.absolute() / LATEST):

@@ -1,12 +1,29 @@
 """Fleet's public calls that save and load; `mpifleet.fleet` has them all."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from mpifleet.checkpoint import Keep
+import numpy as np
+
+from mpifleet import inference
+from mpifleet.checkpoint import Checkpoint, Keep
 from mpifleet.current import current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
+from mpifleet.exports import bring_in, export
+from mpifleet.portable.importing import (
+    Changes,
+    Unmatched,
+    check_matched,
+    state_changes,
+    vector_changes,
+)
+from mpifleet.portable.inference_writing import write_inference
+from mpifleet.portable.state_dict import check_suffix, read_state, state_streams, write_state
+from mpifleet.portable.vectors import VectorsReport, export_vectors, read_vectors
 from mpifleet.ps.load_report import LoadOptions, LoadReport
 from mpifleet.ps.saving import SaveOptions
 
@@ -101,3 +118,118 @@ def _table_name(table: str | SparseEmbedding) -> str:
             f"table={table!r:.100}; use a SparseEmbedding or the name it was made with"
         )
     return table
+
+
+def save_inference_model(
+    dirname: str | os.PathLike[str], *, keys: str | Mapping[str, Any] = "all"
+) -> None:
+    """Write parameters, buffers and rows, without optimizer state, for `mpifleet.inference.load`.
+
+    Who may call, and what the others do, is as for save_persistables; where other workers train on
+    meanwhile in async mode, rows are of several moments.  keys: "all" rows; "trained", only those
+    that differ from their first values, which loses nothing; or {table name: keys}, with all rows
+    of tables that are not named.  Memory on worker 0: 16 MiB and the keys.
+    Raises ConfigError for keys that cannot be, CheckpointError; the earlier model then stays.
+    """
+    where = Path(dirname)
+    export(current(), where, lambda source, told: write_inference(where, source, keys, told))
+
+
+def save_dense_params(path: str | os.PathLike[str]) -> None:
+    """Write parameters and buffers, but no table, as one .safetensors (or .pt, .pth) file.
+
+    Called as save_persistables is. Raises ConfigError for another suffix, CheckpointError.
+    """
+    where = Path(path)
+    check_suffix(where)
+    export(current(), where, lambda source, told: write_state(where, list(source.dense), told))
+
+
+def save_state_dict(path: str | os.PathLike[str]) -> None:
+    """Write all parameters, buffers and rows as a plain model's state_dict.
+
+    Rows are the weight [num_rows, dim] of the module that looks them up, as nn.Embedding has it.
+    .safetensors is written in pieces of 16 MiB; .pt and .pth need all of it in worker 0's memory.
+    Called as save_persistables is. Raises ConfigError for another suffix, CheckpointError.
+    """
+    where = Path(path)
+    check_suffix(where)
+    export(current(), where, lambda source, told: write_state(where, state_streams(source), told))
+
+
+def load_dense_params(path: str | os.PathLike[str]) -> None:
+    """Fill the model's parameters and buffers from a .safetensors file, before init_worker().
+
+    On every rank, or on worker 0 alone, whose values all take over. Raises CheckpointError naming
+    what is missing, superfluous, or of another shape or dtype; ConfigError once the job has begun.
+    """
+    session = current()
+    session.check_not_started("load_dense_params(...)")
+    if session.model is None:
+        raise ConfigError("name the model first: fleet.distributed_optimizer(..., model=model)")
+    inference.load_dense_params(path, session.model)
+
+
+def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unmatched:
+    """Replace parameters, buffers and rows by those of a .safetensors, .pt or .pth file.
+
+    Collective over workers, after init_worker(). What is replaced starts without optimizer state.
+    strict=False: names that only one side has are left out and returned, as torch does. The file's
+    directory must be seen, and writable, by all ranks: a private checkpoint is written beside it
+    for a while, of twice the job's state.
+    Raises CheckpointError, naming what does not fit or is damaged, on every worker.
+    """
+    where = Path(path).absolute()
+    check_suffix(where)
+
+    def change(base: Checkpoint) -> tuple[Changes, Unmatched]:
+        changes, unmatched = state_changes(base, read_state(where))
+        if strict:
+            check_matched(unmatched, where, "strict=False")
+        return changes, unmatched
+
+    return Unmatched(*bring_in(current(), where.parent, change))
+
+
+def load_word2vec(
+    path: str | os.PathLike[str],
+    table: str,
+    *,
+    vocab: str | os.PathLike[str] | None = None,
+    binary: bool = False,
+) -> VectorsReport:
+    """Replace rows of a table by vectors in word2vec's text or binary format.
+
+    vocab: a file whose line k, from 0, begins with the word of key k; without it words are keys in
+    decimal. Rows whose word the file lacks stay; the table starts without optimizer state. Returns
+    what was found, the same on every worker. Collective, and else as load_state_dict.
+    """
+    where, words = Path(path).absolute(), None if vocab is None else Path(vocab)
+
+    def change(base: Checkpoint) -> tuple[Changes, dict[str, Any]]:
+        shape = base.sparse(table)
+        facts = (shape.num_rows, shape.dim, np.dtype(shape.dtype).name)
+        found = read_vectors(where, binary, *facts, words)
+        return vector_changes(table, found), asdict(found.report)
+
+    return VectorsReport(**bring_in(current(), where.parent, change))
+
+
+def save_word2vec(
+    path: str | os.PathLike[str],
+    table: str,
+    *,
+    vocab: str | os.PathLike[str] | None = None,
+    binary: bool = False,
+) -> None:
+    """Write a table's rows in word2vec's text or binary format, in pieces of 16 MiB.
+
+    vocab: as for load_word2vec; only keys with a word are written. Called as save_persistables is.
+    Raises ConfigError for rows of float64 in binary, DataError for the vocabulary, CheckpointError.
+    """
+    where, words = Path(path), None if vocab is None else Path(vocab)
+    export(
+        current(),
+        where,
+        lambda source, told: export_vectors(where, source.table(table), binary, words, told),
+    )

@@ -7,7 +7,13 @@ from mpifleet.checkpoint.about import About, Link
 from mpifleet.checkpoint.chain import link_to, members
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
-from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
+from mpifleet.checkpoint.layout import (
+    CHECKPOINT_FORMAT,
+    MODEL_FACT,
+    DenseEntry,
+    DenseShape,
+    SparseShape,
+)
 from mpifleet.checkpoint.opening import Delta, open_checkpoint
 from mpifleet.checkpoint.reader import Checkpoint
 from mpifleet.checkpoint.writer import (
@@ -22,6 +28,7 @@ from mpifleet.checkpoint.writer import (
 __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
+    "MODEL_FACT",
     "About",
     "Block",
     "Checkpoint",

@@ -23,6 +23,10 @@ READABLE_FORMATS = (1, 2)
 
 FORMAT_NAME = "mpifleet-checkpoint"
 RESERVED_STATE_NAMES = ("rows", "keys")
+MAX_ATTRIBUTE_BYTES = 32 << 10
+"""Longer facts become datasets: HDF5 holds attributes of less than 64 KiB."""
+MODEL_FACT = "model"
+"""Name of the fact that says how the model calls its tensors, for exports into other formats."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Checkpoint:
         self._check_head(is_old)
         with self._reading("its table of contents"):
             facts = list(file["meta"].attrs.items())
+            facts += [(n, self._array(item).tobytes()) for n, item in members_of(file["meta"])]
             self.meta: dict[str, Any] = {entry_name(n): json.loads(text) for n, text in facts}
             self._groups = {kind: by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
             self.about = About.of(file.attrs)

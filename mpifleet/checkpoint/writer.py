@@ -22,6 +22,7 @@ from mpifleet.checkpoint.directory import Keep, Newcomer
 from mpifleet.checkpoint.layout import (
     CHECKPOINT_FORMAT,
     FORMAT_NAME,
+    MAX_ATTRIBUTE_BYTES,
     RESERVED_STATE_NAMES,
     DenseEntry,
     DenseShape,
@@ -78,7 +79,11 @@ def _lay_out_all(
     file.attrs["complete"] = 1  # a file that is not has no digests, and not its name
     facts = file.create_group("meta")
     for name, value in meta.items():
-        facts.attrs[link_name(name)] = json_text(f"meta entry {name!r}", value)
+        text = json_text(f"meta entry {name!r}", value)
+        if len(text) > MAX_ATTRIBUTE_BYTES:  # JSON text here is ASCII
+            facts.create_dataset(link_name(name), data=np.frombuffer(text.encode(), np.uint8))
+        else:
+            facts.attrs[link_name(name)] = text
     datasets: list[h5py.Dataset] = []
     group = file.create_group("dense")
     for index, param in enumerate(dense):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mpifleet.checkpoint import MODEL_FACT
 from mpifleet.cli.contents import strategy_differences
 from mpifleet.cli.printed import (
     Columns,
@@ -68,6 +69,8 @@ def _head(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "strategy" and isinstance(value, dict):
             changed = strategy_differences(value)
             lines = [f"{field} = {plain_text(v)}" for field, v in changed.items()]
+        elif name == MODEL_FACT:
+            continue  # names for exports: --json has them
         else:
             lines = [plain_text(value)]
         for at, line in enumerate(lines or ["all defaults"]):

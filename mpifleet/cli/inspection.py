@@ -56,7 +56,7 @@ def _find(arguments: argparse.Namespace) -> tuple[Found, Text]:
     where = Path(arguments.path)
     if arguments.verify:
         return _verified(where), _verdict
-    with _opened(where) as checkpoint:
+    with opened(where) as checkpoint:
         if arguments.diff is not None:
             return _compared(checkpoint, Path(arguments.diff)), checkpoint_text.difference_parts
         if arguments.table is None:
@@ -70,7 +70,7 @@ def _find(arguments: argparse.Namespace) -> tuple[Found, Text]:
         return statistics, checkpoint_text.statistics_parts
 
 
-def _opened(where: Path) -> Checkpoint:
+def opened(where: Path) -> Checkpoint:
     """As open_checkpoint, with a moving line while the digests are checked."""
     path = newest(where)
     _check([member for member in members(path) if is_checkable(member)])
@@ -89,7 +89,7 @@ def _bytes_of(paths: Iterable[Path]) -> int:
 
 def _compared(checkpoint: Checkpoint, other: Path) -> Found:
     with (
-        _opened(other) as second,
+        opened(other) as second,
         BytesRead("comparing", bytes_to_read(checkpoint, second)) as progress,
     ):
         return differences(checkpoint, second, progress.add)

@@ -108,12 +108,15 @@ class RemoteExchange:
         before = self.clock.enter("pull")
         meanwhile()
         self.clock.enter(before)
-        for lane in self._merged:
-            client.wait_version(lane, self._step)
+        if Lane.DENSE in self._merged:
+            client.wait_version(Lane.DENSE, self._step)
         if specs.dense:
             client.wait_applied((Lane.DENSE,))
-            self.clock.enter("pull")
+            before = self.clock.enter("pull")
             client.pull_dense(flats)
+            self.clock.enter(before)
+        if Lane.ROWS in self._merged:  # last: the dense parameters were read meanwhile
+            client.wait_version(Lane.ROWS, self._step)
 
     def flush(self) -> None:
         """See Exchange."""
@@ -164,6 +167,12 @@ class RemoteExchange:
         }
         self._saves_behind |= not options.wait
         self._client.ask_all(Kind.SAVE, request, payload)
+
+    def apply_delivered(self) -> None:
+        """See Exchange. Servers apply what was delivered before they look at any save."""
+        self.flush()
+        self._saves_behind = False
+        self._client.ask_all(Kind.SAVE, {"directory": None})
 
     def settle_saves(self) -> None:
         """See Exchange. Asks where this worker began one; raises CheckpointError."""

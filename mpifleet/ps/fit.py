@@ -94,9 +94,12 @@ def _stateful(
     Half of it would be wrong: adam's step count without its second moments makes huge steps.
     """
     (attrs, slots), rule = saved, spec.rule.name
-    if attrs.get("rule") != rule:
+    if "rule" not in attrs:
+        reason = f"{name} was imported: its optimizer state starts anew"
+        return LoadedEntry(kind, name, "state anew", reason, was_told=True)
+    if attrs["rule"] != rule:
         reason = (
-            f"{name} was saved under rule {attrs.get('rule')} and is used under {rule}: its "
+            f"{name} was saved under rule {attrs['rule']} and is used under {rule}: its "
             "optimizer state starts anew"
         )
         return LoadedEntry(kind, name, "state anew", reason)

@@ -33,6 +33,8 @@ class LoadedEntry:
     name: str
     outcome: Outcome
     reason: str = ""
+    was_told: bool = False
+    """Whether who made the file knows: imported values come without optimizer state."""
 
     @property
     def is_taken(self) -> bool:

@@ -155,5 +155,5 @@ class Loader:
 
 def _warn_of_state(report: LoadReport) -> None:
     for entry in report.entries:
-        if entry.outcome == "state anew":
+        if entry.outcome == "state anew" and not entry.was_told:
             get_logger().warning("%s", entry.reason)

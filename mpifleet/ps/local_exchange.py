@@ -8,7 +8,7 @@ import numpy as np
 
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
-from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.finite import FiniteGuard, first_nonfinite
 from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.rows_pull import PulledRows
@@ -93,7 +93,8 @@ class LocalExchange:
             )
         ]
         specs = self._shard.layout.specs
-        if self._guard.accept((*specs.dense, *specs.sparse), (*dense, *rows), 0, self._step):
+        bad = first_nonfinite([*gradients.dense, *gradients.rows])
+        if self._guard.accept(bad, (*specs.dense, *specs.sparse), 0, self._step):
             self._shard.apply_dense(dense)
             self._shard.apply_rows(rows)
         meanwhile()
@@ -122,6 +123,10 @@ class LocalExchange:
     ) -> None:
         """See Exchange."""
         self._storage.save(directory, meta, buffers, options)
+
+    def apply_delivered(self) -> None:
+        """See Exchange."""
+        self.settle_saves()
 
     def settle_saves(self) -> None:
         """See Exchange."""

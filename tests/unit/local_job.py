@@ -10,7 +10,9 @@ from mpifleet.embedding import SparseEmbedding
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import unique_keys
 from mpifleet.persistables import Persistables
+from mpifleet.session import Session
 from mpifleet.strategy import DistributedStrategy
+from mpifleet.util import Util
 
 
 def connect(model, optimizer, *, nonfinite="raise"):
@@ -50,3 +52,13 @@ def persistables(optimizer, model):
     """What saves and loads a single-process job."""
     exchange = optimizer._exchange
     return Persistables(None, DistributedStrategy(), model, optimizer, exchange, nullcontext)
+
+
+class LocalSession(Session):
+    """What fleet's calls find as the session of this process, around a job made by `connect`."""
+
+    def __init__(self, model, optimizer):
+        self.roles, self.strategy = None, DistributedStrategy()
+        self.model, self.optimizer, self.exchange = model, optimizer, optimizer.exchange
+        self.load_from, self._job = None, None
+        self.util = Util(None, None, self.meet)
