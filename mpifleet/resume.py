@@ -86,7 +86,7 @@ class Resumption:
             for provider, state in found.taken:
                 provider.restore(state)
 
-        self.persistables.load(path, look)
+        self.persistables.load(path, prepare=look)
         self._agreed(restore)
         self.states.expect_threads(found.training_threads)
         if self.persistables.is_first:

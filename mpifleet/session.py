@@ -64,6 +64,7 @@ class Session:
         self.model: nn.Module | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.load_from: Path | None = None
+        self.load_strict = True
         self.states = JobStates()
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
@@ -147,7 +148,8 @@ class Session:
         if self.strategy.preemptible:
             self.stopping = self._watch.stopping() if self._watch is not None else Stopping(None)
         if self.roles is None:
-            self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
+            start = (self.load_from, self.load_strict)
+            self.exchange = local_exchange(self.optimizer, self.strategy, *start)
         else:
             assert self._mpi is not None
             settings = job_settings(self.strategy)
@@ -160,6 +162,7 @@ class Session:
                 *self.optimizer.hypers(),
                 self.optimizer.first_values(),
                 self.load_from,
+                self.load_strict,
             )
             if self._job.client is not None:
                 self.exchange = remote_exchange(self._job.client, settings)

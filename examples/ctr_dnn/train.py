@@ -35,18 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     prepare(args.data, data_dir(args))
     fleet.init()
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = args.mode != "sync"
-    strategy.dense_sync = args.mode == "hybrid"
-    strategy.pull_ahead = args.pull_ahead
-    strategy.preemptible = args.checkpoint is not None
-    model, optimizer = build(args, strategy, args.lr)
+    model, optimizer = build(args, strategy_of(args), args.lr)
     if fleet.is_server():
         fleet.run_server()
         return 0
-    for option, directory in (("--save", args.save), ("--checkpoint", args.checkpoint)):
-        if directory is not None and fleet.is_first_worker():
-            check_writable(directory, option)
+    for option in ("save", "export", "checkpoint") if fleet.is_first_worker() else ():
+        if getattr(args, option) is not None:
+            check_writable(getattr(args, option), option)
     fleet.init_worker()
     at = fleet.resume(args.checkpoint) if args.checkpoint is not None else None
     begin, skip = (at["epoch"], at["batch"]) if at else (0, 0)
@@ -68,8 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             fleet.save_checkpoint(args.checkpoint, {"epoch": epoch + 1, "batch": 0})
     if args.save is not None:
         fleet.save_persistables(args.save)
+    if args.export is not None:
+        fleet.save_inference_model(args.export, keys="trained")
     fleet.stop_worker()
     return 0
+
+
+def strategy_of(args: argparse.Namespace) -> fleet.DistributedStrategy:
+    """How gradients travel, and what a signal does."""
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = args.mode != "sync"
+    strategy.dense_sync = args.mode == "hybrid"
+    strategy.pull_ahead = args.pull_ahead
+    strategy.preemptible = args.checkpoint is not None
+    return strategy
 
 
 def train_epoch(
@@ -113,14 +120,16 @@ def train_epoch(
             sys.exit(fleet.PREEMPTED)
 
 
-def check_writable(directory: Path, option: str) -> None:
-    """Make the directory of a checkpoint: better refused now than after training."""
+def check_writable(directory: Path, option: str = "save") -> None:
+    """Make a directory that is asked for: better refused now than after training."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise ConfigError(f"{option} {directory}: cannot write there: {error.strerror}") from error
+        raise ConfigError(
+            f"--{option} {directory}: cannot write there: {error.strerror}"
+        ) from error
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -151,6 +160,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--batch-size - 1 more may be trained (default: all)",
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
+    parser.add_argument(
+        "--export", type=Path, metavar="DIR", help="write a model for infer.py --model there"
+    )
     parser.add_argument(
         "--checkpoint",
         type=Path,

@@ -3,10 +3,19 @@
 The only part of the package that imports h5py.
 """
 
+from mpifleet.checkpoint.about import About, Link
+from mpifleet.checkpoint.chain import link_to, members
 from mpifleet.checkpoint.digests import Block, check
-from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_begun, is_checkable, newest
-from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
-from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
+from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
+from mpifleet.checkpoint.layout import (
+    CHECKPOINT_FORMAT,
+    MODEL_FACT,
+    DenseEntry,
+    DenseShape,
+    SparseShape,
+)
+from mpifleet.checkpoint.opening import Delta, is_begun, open_checkpoint
+from mpifleet.checkpoint.reader import Checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
     Places,
@@ -19,11 +28,15 @@ from mpifleet.checkpoint.writer import (
 __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
+    "MODEL_FACT",
+    "About",
     "Block",
     "Checkpoint",
+    "Delta",
     "DenseEntry",
     "DenseShape",
     "Keep",
+    "Link",
     "Newcomer",
     "Part",
     "Places",
@@ -32,6 +45,8 @@ __all__ = [
     "is_begun",
     "is_checkable",
     "lay_out",
+    "link_to",
+    "members",
     "newest",
     "open_checkpoint",
     "write_checkpoint",

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from mpifleet.checkpoint import Block, Keep, Newcomer, Part, Places, write_parts, writing
+from mpifleet.checkpoint import (
+    Block,
+    Keep,
+    Link,
+    Newcomer,
+    Part,
+    Places,
+    link_to,
+    write_parts,
+    writing,
+)
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.told import Teller
 
@@ -28,6 +38,8 @@ class Writing:
     ) -> None:
         self.places = places
         self.failure = ""
+        self.link: Link | None = None
+        """To the file, on the first server, once it is there."""
         self._newcomer, self._temporary = newcomer, temporary
         self._teller, self._directory, self._keep = teller, directory, keep
         self._blocks: list[Block] = []
@@ -81,7 +93,7 @@ class Writing:
         try:
             if not self.failure:
                 with writing(self._directory):
-                    self._newcomer.publish(self._blocks, self._keep)
+                    self.link = link_to(self._newcomer.publish(self._blocks, self._keep))
         except CheckpointError as error:
             self.failure = str(error)
         finally:

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from mpifleet.checkpoint import (
+    About,
     Keep,
     Newcomer,
     Part,
     Places,
     lay_out,
+    link_to,
     writing,
 )
 from mpifleet.checkpoint.digests import BLOCK_BYTES
@@ -30,8 +32,9 @@ from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.chain import Chain
+from mpifleet.ps.save_content import Content
 from mpifleet.ps.save_writing import Writing
-from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
 from mpifleet.states import SavedState
@@ -45,11 +48,20 @@ class SaveOptions:
 
     wait: return when it is there; else when the tables are copied.  refuse_busy: raise
     CheckpointError while an earlier one is still being written, instead of waiting for it.
+    table: the only one that is saved, None for all there is.  mode: "full"; "base", from which on
+    changes are noted; "delta", what changed since the last base or delta.
     """
 
     wait: bool = True
     refuse_busy: bool = False
     keep: Keep = field(default_factory=Keep)
+    table: str | None = None
+    mode: str = "full"
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "SaveOptions":
+        """The inverse of dataclasses.asdict."""
+        return cls(**{**facts, "keep": Keep(**facts["keep"])})
 
 
 class Saver:
@@ -63,6 +75,7 @@ class Saver:
         self._shard = shard
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
+        self._chain = Chain(shard)
         self._behind: Writing | None = None
 
     def save(
@@ -79,8 +92,10 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        under_way = self._begin(directory, meta, buffers, states, options.keep)
-        parts = parts_of(self._shard, under_way.places)
+        content, about = self._content(directory, options)
+        under_way = self._begin(directory, content, about, meta, buffers, states, options.keep)
+        self._chain.begin(about, directory)
+        parts = content.parts(self._shard, under_way.places)
         if options.wait:
             under_way.run(_breathing(parts, self._shard.breathe))
             self._behind = under_way
@@ -89,6 +104,15 @@ class Saver:
             copies = [(o, a.copy()) for o, a in _breathing(parts, self._shard.breathe)]
             under_way.run_behind(copies)
             self._behind = under_way
+
+    def _content(self, directory: Path, options: SaveOptions) -> tuple[Content, About]:
+        """What goes into the file. Collective. Raises CheckpointError on every server."""
+        if options.table is not None:
+            return Content.of(self._shard, options.table), About("table", options.table)
+        about = self._chain.about(options.mode, directory)
+        if options.mode == "delta":
+            return Content.of_delta(self._comm, self._shard), about
+        return Content.of(self._shard), about
 
     def poll(self) -> None:
         """Let a checkpoint behind training take its next step. Quick; not collective."""
@@ -105,11 +129,31 @@ class Saver:
         while last is not None and not last.poll():
             self._shard.breathe()
             doze.pause()
-        raise_first_failure(self._comm, last.failure if last else "")
+        failure = first_failure(self._comm, last.failure if last else "")
+        self._chain.end(failure, last.link if last else None)
+        if failure:
+            raise CheckpointError(failure)
+
+    def loaded(self, path: Path, kind: str) -> None:
+        """The tables are all those of this file: of a chain, the next delta follows it. Collective.
+
+        Raises CheckpointError on every server.
+        """
+        if kind not in ("base", "delta"):
+            return
+        link, failure = None, ""
+        try:
+            link = link_to(path) if self._server == 0 else None
+        except CheckpointError as error:
+            failure = str(error)
+        raise_first_failure(self._comm, failure)
+        self._chain.loaded(path, link)
 
     def _begin(
         self,
         directory: Path,
+        content: Content,
+        about: About,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         states: Sequence[SavedState],
@@ -122,7 +166,9 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer, places = self._lay_out(directory, meta, buffers, states)
+                    newcomer = Newcomer(directory, about, self._chain.spared(about, directory))
+                    sparse = list(content.sparse.values())
+                    places = lay_out(newcomer, content.dense, sparse, buffers, meta, states)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -137,21 +183,6 @@ class Saver:
                 newcomer.close()
             raise CheckpointError(failure)
         return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
-
-    def _lay_out(
-        self,
-        directory: Path,
-        meta: dict[str, Any],
-        buffers: dict[str, np.ndarray],
-        states: Sequence[SavedState],
-    ) -> tuple[Newcomer, Places]:
-        dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
-        newcomer = Newcomer(directory)
-        try:
-            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta, states)
-        except BaseException:
-            newcomer.close()
-            raise
 
     def _check_same_directory(self, directory: Path, token: Path) -> str:
         """What is wrong with the directory, "" when all servers see the same one. Collective.

@@ -18,11 +18,13 @@ LAYERS = {
     "strategy_rules strategy_table states "
     "memory_reuse step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
-    "mechanisms": "checkpoint data metrics ps state_gathering",
+    "mechanisms": "checkpoint data metrics portable ps state_gathering",
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
-    "training": "embedding job_states local_state model_tables models optimizer progress "
-    "pull_ahead random_states state_dicts step_marks table_options training_threads",
-    "face": "compose current fleet persistables preemption resume role_makers saves session util",
+    "training": "embedding inference job_states local_state look_up model_names model_tables "
+    "models optimizer progress pull_ahead random_states state_dicts step_marks table_options "
+    "training_threads",
+    "face": "compose current exports fleet persistables preemption resume resuming role_makers "
+    "saves session util",
     "programs": "__main__ cli",
 }
 HEIGHT = {
