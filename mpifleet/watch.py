@@ -45,6 +45,7 @@ class Watch:
         self._mpi = mpi
         self._roles = roles
         self._end_together = end_together
+        self._stopping: Stopping | None = None
         rank, world = roles.world.rank, roles.world
         name = roles.name_of(rank)
         hub = Hub.open(listen_host(roles.one_node)) if rank == 0 else None
@@ -82,7 +83,9 @@ class Watch:
 
     def stopping(self) -> Stopping:
         """This rank's part in stopping after a signal; signals count from `heed_stops` on."""
-        return self._lifeline.stopping(self._roles.num_workers, self._roles.role is Role.WORKER)
+        is_worker = self._roles.role is Role.WORKER
+        self._stopping = self._lifeline.stopping(self._roles.num_workers, is_worker)
+        return self._stopping
 
     def heed_stops(self) -> None:
         """From now on SIGTERM and SIGUSR2 ask to stop. After all ranks have their `stopping`."""
@@ -102,6 +105,8 @@ class Watch:
         """End together, or end the job: an exit handler's exception would end nothing."""
         if self._lifeline.in_forked_child:
             return
+        if self._stopping is not None:
+            self._stopping.finish()  # a script may have ended without fleet.stop_worker()
         self._lifeline.leave()
         end_undisturbed()
         try:
