@@ -20,10 +20,18 @@ MAX_MEMBERS = 500
 def about_of(path: Path) -> About:
     """What the checkpoint at `path` says that it is; "full" where it says nothing to be read."""
     try:
+        return _read_about(path)
+    except OSError:
+        return About()
+
+
+def _read_about(path: Path) -> About:
+    """The same, but raises OSError for digests that are there and cannot be read now."""
+    try:
         with open(sums_path(path), encoding="utf-8") as file:
             head = file.readline(1 << 16)
         return About.of(json.loads(head[: head.rindex(BLOCKS)] + "}"))
-    except (OSError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError):
         return About()
 
 
@@ -78,12 +86,12 @@ def units(paths: Iterable[Path]) -> list[tuple[list[Path], bool]]:
     be loaded at all: a whole chain with its branches, or a checkpoint alone.
 
     paths: oldest first.  A group stands where its newest does; a chain without its base cannot be
-    loaded.
+    loaded.  Raises OSError where it cannot be told which group a checkpoint is of.
     """
     root_of: dict[str, str] = {}
     groups: dict[str, list[Path]] = {}
     for path in paths:
-        link = about_of(path).follows
+        link = _read_about(path).follows
         # A delta is younger than what it follows, whose root is known by now, or it is missing.
         root = path.name if link is None else root_of.get(link.name, link.name)
         root_of[path.name] = root

@@ -127,8 +127,9 @@ class Newcomer:
         remove_leftovers(directory)
         if about.follows is not None:
             check_continues(directory, about.follows)
-        for number in numbers(directory)[-1:]:
-            about.check_goes_with(about_of(directory / name_of(number)), directory)
+        newest_name = next(map(name_of, reversed(numbers(directory))), OLD_NAME)
+        if (directory / newest_name).is_file():
+            about.check_goes_with(about_of(directory / newest_name), directory)
         self.descriptor, self.number = _reserve(directory)
         self.target = directory / name_of(self.number)
         self.temporary = _temporary(directory, self.number)
@@ -192,7 +193,8 @@ def remove_leftovers(directory: Path) -> None:
                 path.unlink(missing_ok=True)
     for path in directory.glob("model-*.h5.sums"):
         whole = path.with_suffix("")
-        if not whole.exists() and not (directory / f".{whole.name}.tmp").exists():
+        # In this order: a living writer's file has the one name, then the other.
+        if not (directory / f".{whole.name}.tmp").exists() and not whole.exists():
             path.unlink(missing_ok=True)
 
 

@@ -1,5 +1,6 @@
 """The previous checkpoint survives every failure of the next one: kills, full disks, refusals."""
 
+import fcntl
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from mpifleet.checkpoint import (
     write_checkpoint,
 )
 from mpifleet.checkpoint import writer as writer_module
+from mpifleet.checkpoint.directory import remove_leftovers
 from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import ODD_NAMES, REPOSITORY, content, leftovers, value_in
 
@@ -151,6 +154,30 @@ def test_two_writers_at_once_lose_nothing(tmp_path):
     found = {float(value_in(path)) for path in files}
     assert found == {float(start + number) for start in (100, 200, 300) for number in range(15)}
     assert leftovers(tmp_path) == []
+
+
+def test_a_file_that_gets_its_name_while_another_writer_looks_keeps_its_digests(
+    tmp_path, monkeypatch
+):
+    path = write_checkpoint(tmp_path, **content(1.0))
+    private = path.rename(tmp_path / f".{path.name}.tmp")  # its digests have their name before it
+    real, looks = Path.exists, []
+
+    def exists(self):
+        found = real(self)
+        if self in (path, private):
+            looks.append(self)
+            if len(looks) == 2:  # after the one look for what killed writers left
+                private.rename(path)
+        return found
+
+    with open(private, "rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        monkeypatch.setattr(Path, "exists", exists)
+        remove_leftovers(tmp_path)
+        monkeypatch.undo()
+    assert len(looks) >= 2
+    assert value_in(tmp_path) == 1.0
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_file(tmp_path):

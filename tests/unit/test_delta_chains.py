@@ -24,6 +24,7 @@ from mpifleet.checkpoint import (
     write_parts,
 )
 from mpifleet.checkpoint.digests import Sums, sums_path
+from mpifleet.checkpoint.directory import prune
 from mpifleet.cli.main import main
 from mpifleet.errors import CheckpointError
 from tests.unit.checkpoint_content import DIM, REPOSITORY, content, table
@@ -254,6 +255,22 @@ def test_a_delta_follows_a_base_or_a_delta(tmp_path):
     path = save_delta(tmp_path, shape, np.arange(3), arrays, 1, path_of(tmp_path, 1))
     with pytest.raises(CheckpointError, match="neither a base nor a delta"):
         members(path)
+
+
+def test_nothing_is_removed_while_digests_cannot_be_read(tmp_path):
+    """A delta that tells nothing is in no chain: the base would seem to be needed by nobody."""
+    shape, arrays = table()
+    paths = [save_base(tmp_path, shape, arrays, 1)]
+    for _ in range(2):
+        paths.append(save_delta(tmp_path, shape, np.arange(3), arrays, 1, paths[-1]))
+    hidden = sums_path(paths[1]).rename(tmp_path / "hidden")
+    sums_path(paths[1]).mkdir()  # reading it is an error of the system
+    with pytest.raises(OSError, match="Is a directory"):
+        prune(tmp_path, Keep(1))
+    sums_path(paths[1]).rmdir()
+    hidden.rename(sums_path(paths[1]))
+    prune(tmp_path, Keep(1))
+    assert members(newest(tmp_path)) == paths
 
 
 def test_what_a_plain_reader_sees(tmp_path):

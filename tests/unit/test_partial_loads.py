@@ -277,6 +277,14 @@ def test_a_directory_is_of_the_whole_job_or_of_one_table(tmp_path):
         assert [path.name for path in directory.glob("*.h5")] == ["model-000002.h5"]
 
 
+def test_one_table_never_takes_the_place_of_a_file_of_version_1(tmp_path):
+    old = tmp_path / "model.h5"
+    old.write_bytes(b"a whole job")
+    with pytest.raises(CheckpointError, match="use another directory"):
+        Job().face.save(tmp_path, SaveOptions(table="one"))
+    assert old.read_bytes() == b"a whole job"
+
+
 def test_fleets_calls(tmp_path):
     script = """
         import sys
