@@ -51,7 +51,7 @@ def load(
     """
     directory = open_inference(Path(dirname), verify)
     stores = {name: t.store(unknown, mapped) for name, t in directory.tables.items()}
-    places = _places(model, directory.tables.values(), Path(dirname))
+    places = _places(model, directory.tables.values(), Path(dirname), unknown)
     others = {path for table in places for path in _weights(table)}
     _set_dense(model, directory.dense, others, directory.aliases)
     for place in places:
@@ -94,7 +94,9 @@ def _weights(place: _Place) -> Iterable[str]:
     return (f"{name}.weight" for name in place.modules)
 
 
-def _places(model: nn.Module, tables: Iterable[StoredTable], where: Path) -> list[_Place]:
+def _places(
+    model: nn.Module, tables: Iterable[StoredTable], where: Path, unknown: str
+) -> list[_Place]:
     """Raises CheckpointError where tables and modules do not fit one another."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = []
@@ -115,6 +117,12 @@ def _places(model: nn.Module, tables: Iterable[StoredTable], where: Path) -> lis
             )
         for path, module in own.items():
             _check_fits(table, path, module)
+            if not isinstance(module, SparseEmbedding) and table.lacks_rows and unknown == "error":
+                raise CheckpointError(
+                    f"table {table.name!r} ({where}) has {table.stored:,} of {table.num_rows:,} "
+                    f"rows, and {path!r} takes all: export all, or load with unknown='initial' or "
+                    "'zeros'"
+                )
         found.append(_Place(table, own))
     taken = {path for place in found for path in place.modules}
     for path, module in modules.items():

@@ -44,6 +44,11 @@ class StoredTable:
     stored: int
     file: Path
 
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether there are keys of which nobody can tell the row."""
+        return self.keys == GIVEN and self.stored < self.num_rows
+
     def store(self, unknown: str, mapped: bool = True) -> RowStore:
         """Its rows. unknown: see RowStore; only tables of given keys have unknown keys.
 

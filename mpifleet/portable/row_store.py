@@ -31,7 +31,7 @@ class RowStore:
     ) -> None:
         if unknown not in UNKNOWN:
             raise ConfigError(f"unknown={unknown!r}; use one of {', '.join(UNKNOWN)}")
-        if unknown == "initial" and first is None:
+        if unknown == "initial" and keys is not None and first is None:
             raise ConfigError(f"unknown='initial': table {name!r} does not say how its rows began")
         self.name = name
         self._rows, self._keys = rows, keys

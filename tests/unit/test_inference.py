@@ -141,6 +141,18 @@ def test_a_plain_torch_model_is_filled(job, tmp_path, keys):
     assert model.tied.weight is model.out.weight
 
 
+def test_a_plain_torch_model_needs_all_rows_and_else_stays(job, tmp_path):
+    fleet.save_inference_model(tmp_path, keys={"two": [0, 1]})
+    model = Plain()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"'two' .* has 2 of 40 rows, and 'part\.a' takes all"):
+        inference.load(tmp_path, model)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    inference.load(tmp_path, model, unknown="zeros")
+    assert model.part["a"].weight[2:].eq(0).all()
+    assert not model.part["a"].weight[:2].eq(0).all()
+
+
 def test_a_model_with_untied_parameters_is_filled(job, tmp_path):
     fleet.save_inference_model(tmp_path)
     model = Net()
@@ -292,6 +304,8 @@ def test_the_store_finds_what_a_dictionary_finds():
 def test_first_values_are_known_or_refused():
     with pytest.raises(ConfigError, match="table 't' does not say how its rows began"):
         RowStore("t", torch.zeros(1, 2), np.array([3]), "initial")
+    whole = RowStore("t", torch.ones(1, 2), None, "initial")  # no key is unknown there
+    assert whole.take(np.array([0])).tolist() == [[1, 1]]
     first = FirstValues("constant", 0.5, 1)
     store = RowStore("t", torch.zeros(1, 2), np.array([3]), "initial", first)
     assert store.take(np.array([2, 3, 9])).tolist() == [[0.5, 0.5], [0, 0], [0.5, 0.5]]
