@@ -51,6 +51,7 @@ class Stopping:
         self._region, self._steps, self._steps_before = 0, 0, 0
         self._refused = -1
         self._is_open = False
+        self._pid = 0
 
     # -- the main thread --------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class Stopping:
     def heed_alone(self) -> None:
         """In a single process: let the signals ask, unless the script has handlers of its own."""
         if threading.current_thread() is threading.main_thread():
+            self._pid = os.getpid()
             for number in STOP_SIGNALS:
                 before = signal.getsignal(number)
                 is_ours = isinstance(getattr(before, "__self__", None), SignalPipe)
@@ -153,4 +155,9 @@ class Stopping:
                     signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A process forked from this one, as pools make them, ends as it would without us.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self.ask(f"{signal.Signals(number).name} came")

@@ -4,6 +4,7 @@ import os
 import queue
 import random
 import signal
+import textwrap
 import threading
 import time
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from mpifleet.errors import ConfigError, StallError
 from mpifleet.lifeline.stop_agreement import StopAgreement
 from mpifleet.lifeline.stopping import STOP_SIGNALS, Stopping, agreed_here
 from mpifleet.strategy import DistributedStrategy
+from tests.python_process import run_python
 
 LIMIT_S = 20.0
 
@@ -175,6 +177,26 @@ def test_a_signal_stops_a_single_process(number, capfd):
         if not was_agreed:
             agreed_here.clear()
     assert f"preempted: {signal.Signals(number).name} came" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_process_forked_from_a_single_one_ends_at_a_signal(number):
+    script = f"""
+        import multiprocessing, os, signal, time
+        from mpifleet.lifeline.stopping import Stopping
+        stopping = Stopping(None)
+        stopping.heed_alone()
+        fork = multiprocessing.get_context("fork")
+        ready = fork.Event()  # a signal in the middle of the fork is lost to Python
+        child = fork.Process(target=lambda: (ready.set(), time.sleep(60)))
+        child.start()
+        ready.wait(20)
+        os.kill(child.pid, {int(number)})
+        child.join(20)
+        print(child.exitcode, stopping.is_due(1))
+        child.kill()
+    """
+    assert run_python("-c", textwrap.dedent(script)) == f"{-number} False\n"
 
 
 def test_handlers_of_the_script_stay():
