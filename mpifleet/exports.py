@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mpifleet.checkpoint import Checkpoint, open_checkpoint
-from mpifleet.errors import FleetError
+from mpifleet.errors import DataError, FleetError
 from mpifleet.exchange import Exchange
 from mpifleet.local_state import local_tensors
 from mpifleet.log import get_logger
@@ -124,12 +124,12 @@ def _table(
     )
 
 
-def bring_in(session: Session, scratch: Path, change: Change) -> Any:
+def bring_in(session: Session, file: Path, change: Change) -> Any:
     """Replace part of what the job holds; returns change's report. Collective over workers.
 
-    The way there is a private checkpoint in `scratch`, a directory that all ranks see: the job as
-    it is, then the same with the changes, which all servers load.  Disk: twice the job's state, for
-    a while.  Raises CheckpointError on every worker.
+    file: where `change` finds it.  The way there is a private checkpoint in its directory, which
+    all ranks see: the job as it is, then the same with the changes, which all servers load.  Disk:
+    twice the job's state, for a while.  Raises CheckpointError on every worker.
     """
     persistables, roles = session.persistables(), session.roles
     comm = roles.group if roles is not None else None
@@ -140,12 +140,14 @@ def bring_in(session: Session, scratch: Path, change: Change) -> Any:
     try:
         if is_first:
             try:
-                private = tempfile.mkdtemp(prefix=".import-", dir=scratch)
+                if not file.is_file():  # said before the whole job's state is written
+                    raise DataError(f"{file} cannot be read: there is no such file")
+                private = tempfile.mkdtemp(prefix=".import-", dir=file.parent)
                 report = _change(persistables, Path(private), change)
             except FleetError as error:
                 failure = str(error)
             except OSError as error:
-                failure = f"cannot write a private checkpoint into {scratch}: {error}"
+                failure = f"cannot write a private checkpoint into {file.parent}: {error}"
         raise_first_failure(comm, failure, session.meet("worker"))
         if comm is not None:
             with session.meet("worker"):

@@ -188,7 +188,7 @@ def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unm
             check_matched(unmatched, where, "strict=False")
         return changes, unmatched
 
-    return Unmatched(*bring_in(current(), where.parent, change))
+    return Unmatched(*bring_in(current(), where, change))
 
 
 def load_word2vec(
@@ -212,7 +212,8 @@ def load_word2vec(
         found = read_vectors(where, binary, *facts, words)
         return vector_changes(table, found), asdict(found.report)
 
-    return VectorsReport(**bring_in(current(), where.parent, change))
+    report = bring_in(current(), where, change)
+    return VectorsReport(**{**report, "first_missing": tuple(report["first_missing"])})
 
 
 def save_word2vec(

@@ -13,6 +13,7 @@ from mpifleet.checkpoint import MODEL_FACT, blocks, open_checkpoint, write_check
 from mpifleet.cli import main as cli
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError, ConfigError, DataError
+from mpifleet.persistables import Persistables
 from mpifleet.portable import sources
 from mpifleet.portable.state_dict import read_state
 from tests.unit.local_job import LocalSession, connect, table_of
@@ -184,6 +185,16 @@ def test_dense_parameters_go_alone(start, tmp_path):
     assert torch.equal(other.short, model.short)
     with pytest.raises(ConfigError, match=r"must end in .safetensors, .pt, .pth"):
         fleet.save_dense_params(tmp_path / "dense.h5")
+
+
+@pytest.mark.parametrize("where", ["no.safetensors", "nowhere/no.safetensors"])
+def test_a_missing_file_is_named_before_anything_is_written(start, tmp_path, monkeypatch, where):
+    start()
+    monkeypatch.setattr(Persistables, "save", lambda *_: pytest.fail("the job's state is written"))
+    for load in (fleet.load_state_dict, lambda path: fleet.load_word2vec(path, "two")):
+        with pytest.raises(CheckpointError, match=rf"{where} cannot be read: there is no such"):
+            load(tmp_path / where)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("binary", [False, True])
