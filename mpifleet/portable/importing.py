@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mpifleet.checkpoint import (
+    About,
     Checkpoint,
     DenseShape,
     Keep,
@@ -156,13 +157,14 @@ def write_changed(
 ) -> Path:
     """Write the checkpoint into `directory` as its newest; returns its path. Memory: one block.
 
-    told: called with bytes as they are written.  Raises CheckpointError; earlier ones then stay.
+    It has no states, so no training is resumed from it; of one table alone it is that again.  told:
+    called with bytes as they are written.  Raises CheckpointError; earlier ones then stay.
     """
     dense = [_new_dense(base, name, changes) for name in base.dense_names]
     sparse = [_new_sparse(base, name, changes) for name in base.sparse_names]
     buffers = base.buffers() | changes.buffers
     with writing(directory):
-        newcomer = Newcomer(directory)
+        newcomer = Newcomer(directory, base.about if base.about.table else About())
         try:
             places = lay_out(newcomer, dense, sparse, buffers, base.meta)
             parts = _parts(base, changes, places, dense, sparse)

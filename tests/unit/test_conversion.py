@@ -250,6 +250,19 @@ def test_a_checkpoint_is_imported_and_loaded(start, tmp_path, mpifleet):
     assert_same(values_of(second), wanted)
 
 
+def test_vectors_are_imported_into_one_table_alone(start, tmp_path, mpifleet):
+    start()
+    fleet.save_one_table("two", tmp_path / "two")
+    (tmp_path / "vectors").write_text("1 2\n3 1.5 2.5\n")
+    words = ("import", tmp_path / "vectors", tmp_path / "two", "--like", tmp_path / "two")
+    status, _, err = mpifleet(*words, "--from", "word2vec-text")
+    assert (status, err) == (0, "")
+    with open_checkpoint(tmp_path / "two") as checkpoint:
+        assert checkpoint.path.name == "model-000002.h5"
+        assert checkpoint.about.table == "two"
+        assert checkpoint.sparse_block("two", 3, 4)["rows"].tolist() == [[1.5, 2.5]]
+
+
 def test_what_is_not_replaced_keeps_its_state(start, tmp_path, mpifleet):
     start()
     fleet.save_persistables(tmp_path / "base")
