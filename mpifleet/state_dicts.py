@@ -97,7 +97,10 @@ class _Writer:
             if value.is_complex() or value.is_quantized or value.layout is not torch.strided:
                 raise self._not_numbers(where, f"{value.dtype} tensor, {value.layout}")
             plain = value.detach().cpu()
-            array = (plain.float() if plain.dtype in _HALVES else plain).numpy()
+            try:
+                array = (plain.float() if plain.dtype in _HALVES else plain).numpy()
+            except TypeError as cause:  # numpy has no such element, as 8-bit floats
+                raise self._not_numbers(where, f"{value.dtype} tensor") from cause
         else:
             fact = {"$scalar" if isinstance(value, np.generic) else "$array": name}
             array = np.asarray(value)

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpifleet.checkpoint.items import by_name, members_of, shape_of
 from mpifleet.checkpoint.layout import entry_name, is_numeric, link_name
 from mpifleet.errors import CheckpointError
 from mpifleet.states import SavedState, State
@@ -77,9 +78,7 @@ class StateEntries:
         self._path = path
         try:
             self._group = file.get(GROUP)
-            members = [] if self._group is None else list(self._group.items())
-            groups = sorted((g for _, g in members), key=lambda g: int(g.attrs["index"]))
-            self._entries = {str(group.attrs["name"]): group for group in groups}
+            self._entries = {} if self._group is None else by_name(self._group)
             self.workers = 0 if self._group is None else int(self._group.attrs["workers"])
         except (OSError, RuntimeError, KeyError, ValueError, AttributeError) as cause:
             raise CheckpointError(f"checkpoint {path} is damaged at its states: {cause}") from cause
@@ -110,7 +109,7 @@ class StateEntries:
         facts: dict[int, int] = {}
         sizes: dict[int, int] = {}
         try:
-            for _, group in list(entry.items()):
+            for _, group in members_of(entry):
                 _, arrays = self._parts(group)
                 facts[_address(group["facts"])] = int(group["facts"].dtype.itemsize)
                 sizes |= {_address(item): int(item.nbytes) for item in arrays.values()}
@@ -125,10 +124,9 @@ class StateEntries:
         facts = json.loads(bytes(group["facts"][()]))
         if not isinstance(facts, dict):
             raise TypeError("its facts are no JSON object")
-        arrays = {entry_name(link): item for link, item in list(group["arrays"].items())}
-        for name, item in arrays.items():
-            if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
-                raise TypeError(f"{name!r} is not an array of numbers")
+        arrays = {entry_name(link): item for link, item in members_of(group["arrays"])}
+        for item in arrays.values():
+            shape_of(item)
         return facts, arrays
 
     def _entry(self, name: str) -> h5py.Group:

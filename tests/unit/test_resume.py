@@ -189,11 +189,12 @@ def test_other_param_groups_are_refused(tmp_path):
     [
         ({"f": [lambda: 0]}, r"\['f'\]\[0\] is a builtins.function"),
         ({"z": torch.zeros(1, dtype=torch.complex64)}, r"\['z'\] is a torch.complex64 tensor"),
+        ({"e": torch.zeros(1, dtype=torch.float8_e5m2)}, r"\['e'\] is a torch.float8_e5m2 tensor"),
         ({"o": np.array([None])}, r"\['o'\] is a numpy object"),
         ({"b": b"bytes"}, r"\['b'\] is a builtins.bytes"),
         ({object: 1}, r"is a builtins.type"),
     ],
-    ids=["function", "complex", "object", "bytes", "key"],
+    ids=["function", "complex", "float8", "object", "bytes", "key"],
 )
 def test_what_cannot_be_represented_is_refused_by_name(tmp_path, value, words):
     run = Run()
