@@ -70,8 +70,16 @@ def newest(where: Path) -> Path:
     """The file to read: `where` itself, or the newest complete checkpoint of that directory.
 
     What `latest` names counts, where it is complete; else the highest number.  A delta is complete
-    where all that it follows is.  Raises CheckpointError where there is none.
+    where all that it follows is.  Raises CheckpointError where there is none, or none to be seen.
     """
+    try:
+        return _newest(where)
+    except OSError as cause:
+        name = cause.filename or where
+        raise CheckpointError(f"{name} cannot be read: {cause.strerror}") from cause
+
+
+def _newest(where: Path) -> Path:
     if not where.is_dir():
         if where.is_file():
             return where

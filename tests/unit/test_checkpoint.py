@@ -168,3 +168,8 @@ def test_what_cannot_be_written_is_refused(tmp_path, override, message):
         write_checkpoint(tmp_path, **content(2.0) | override)
     assert value_in(tmp_path) == 1.0
     assert leftovers(tmp_path) == []
+
+
+def test_a_path_that_cannot_be_looked_at_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"a{300} cannot be read: File name too long"):
+        open_checkpoint(tmp_path / ("a" * 300))

@@ -145,7 +145,7 @@ def test_a_plain_torch_model_needs_all_rows_and_else_stays(job, tmp_path):
     fleet.save_inference_model(tmp_path, keys={"two": [0, 1]})
     model = Plain()
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"'two' .* has 2 of 40 rows, and 'part\.a' takes all"):
+    with pytest.raises(CheckpointError, match=r"'two' .* has 2 of 40 rows.*'part\.a' takes"):
         inference.load(tmp_path, model)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     inference.load(tmp_path, model, unknown="zeros")
