@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifleet.array_bytes import arrays_of, bytes_of, fact_of
 from mpifleet.errors import CheckpointError
 from mpifleet.mpi import bcast_json, gather_json, serial
 from mpifleet.partition import pieces
@@ -61,16 +62,15 @@ def _digest(array: np.ndarray) -> str:
 
 def _send(comm: Any, own: Named, first: Digests) -> None:
     """Facts of all states, and the arrays whose digest is not worker 0's."""
-    facts, parts = [], []
+    facts, differing = [], []
     for (_, _, state), theirs in zip(own, first, strict=True):
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, Any] = dict.fromkeys(state.arrays)
         for name, digest in _digests(state).items():
-            array = state.arrays[name]
-            arrays[name] = None if digest == theirs.get(name) else [array.dtype.str, array.shape]
-            if arrays[name] is not None:
-                parts.append(np.ascontiguousarray(array).tobytes())
+            if digest != theirs.get(name):
+                arrays[name] = fact_of(state.arrays[name])
+                differing.append(state.arrays[name])
         facts.append([state.facts, arrays])
-    for part in (json.dumps(facts).encode(), b"".join(parts)):
+    for part in (json.dumps(facts).encode(), bytes_of(differing)):
         data = np.frombuffer(part, np.uint8)
         with serial:
             comm.Send(np.array([data.size], np.int64), 0, _TAG)
@@ -81,17 +81,14 @@ def _send(comm: Any, own: Named, first: Digests) -> None:
 def _receive(comm: Any, worker: int, first: list[State]) -> list[State]:
     """That worker's states; what is worker 0's too is worker 0's very object."""
     facts, data = json.loads(_receive_bytes(comm, worker).tobytes()), _receive_bytes(comm, worker)
-    states, at = [], 0
+    described = [fact for _, its in facts for fact in its.values() if fact is not None]
+    differing = iter(arrays_of(described, data))
+    states = []
     for (its_facts, its_arrays), ours in zip(facts, first, strict=True):
-        arrays: dict[str, np.ndarray] = {}
-        for name, described in its_arrays.items():
-            if described is None:
-                arrays[name] = ours.arrays[name]
-                continue
-            dtype, shape = np.dtype(described[0]), described[1]
-            count = int(np.prod(shape, dtype=np.int64))
-            arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
-            at += arrays[name].nbytes
+        arrays = {
+            name: ours.arrays[name] if fact is None else next(differing)
+            for name, fact in its_arrays.items()
+        }
         same = its_facts == ours.facts and _same_objects(arrays, ours.arrays)
         states.append(ours if same else State(its_facts, arrays))
     return states

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpifleet.array_bytes import arrays_of, bytes_of, fact_of
+
 _SIZE_BYTES = 8
 
 
@@ -78,7 +80,7 @@ def pack_states(states: Sequence[SavedState]) -> bytes:
     """The states as bytes: JSON, then the arrays; what workers share stands there once."""
     arrays = distinct_arrays(states)
     number = {id(array): index for index, array in enumerate(arrays)}
-    head: dict[str, Any] = {"arrays": [[a.dtype.str, list(a.shape)] for a in arrays], "states": []}
+    head: dict[str, Any] = {"arrays": [fact_of(array) for array in arrays], "states": []}
     for saved in states:
         place = {id(state): index for index, state in reversed(list(enumerate(saved.workers)))}
         workers = [
@@ -89,8 +91,7 @@ def pack_states(states: Sequence[SavedState]) -> bytes:
         ]
         head["states"].append([saved.name, saved.per_worker, workers])
     text = json.dumps(head).encode()
-    parts = (np.ascontiguousarray(array).tobytes() for array in arrays)
-    return b"".join((len(text).to_bytes(_SIZE_BYTES, "little"), text, *parts))
+    return b"".join((len(text).to_bytes(_SIZE_BYTES, "little"), text, bytes_of(arrays)))
 
 
 def unpack_states(packed: bytes) -> list[SavedState]:
@@ -99,11 +100,7 @@ def unpack_states(packed: bytes) -> list[SavedState]:
         return []
     start = _SIZE_BYTES + int.from_bytes(packed[:_SIZE_BYTES], "little")
     head = json.loads(packed[_SIZE_BYTES:start])
-    arrays = []
-    for code, shape in head["arrays"]:
-        dtype, count = np.dtype(code), int(np.prod(shape, dtype=np.int64))
-        arrays.append(np.frombuffer(packed, dtype, count, start).reshape(shape))
-        start += arrays[-1].nbytes
+    arrays = arrays_of(head["arrays"], packed, start)
     states = []
     for name, per_worker, entries in head["states"]:
         workers: list[State] = []

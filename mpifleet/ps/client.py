@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifleet.array_bytes import arrays_of, bytes_of, fact_of
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import UniqueKeys
 from mpifleet.ps.homes import Home
@@ -226,22 +227,13 @@ def split_request(message: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(message[8 : 8 + size]), message[8 + size :]
 
 
-def pack_buffers(buffers: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], bytes]:
+def pack_buffers(buffers: dict[str, np.ndarray]) -> tuple[list[list[Any]], bytes]:
     """Arrays as (JSON-able facts, bytes) that travel behind a SAVE request."""
-    facts = [
-        {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
-        for name, array in buffers.items()
-    ]
-    return facts, b"".join(np.ascontiguousarray(array).tobytes() for array in buffers.values())
+    facts = [[name, fact_of(array)] for name, array in buffers.items()]
+    return facts, bytes_of(buffers.values())
 
 
-def unpack_buffers(facts: list[dict[str, Any]], payload: bytes) -> dict[str, np.ndarray]:
-    """The inverse of `pack_buffers`."""
-    buffers, start = {}, 0
-    for fact in facts:
-        dtype, shape = np.dtype(fact["dtype"]), tuple(fact["shape"])
-        count = int(np.prod(shape, dtype=np.int64))
-        array = np.frombuffer(payload, dtype, count, start)
-        buffers[fact["name"]] = array.reshape(shape)
-        start += array.nbytes
-    return buffers
+def unpack_buffers(facts: list[list[Any]], payload: bytes) -> dict[str, np.ndarray]:
+    """The inverse of `pack_buffers`; views of the payload, which may go on after them."""
+    arrays = arrays_of((fact for _, fact in facts), payload)
+    return dict(zip((name for name, _ in facts), arrays, strict=True))
