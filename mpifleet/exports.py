@@ -22,7 +22,7 @@ from mpifleet.model_names import names_of_model
 from mpifleet.mpi import bcast_json
 from mpifleet.partition import unique_keys
 from mpifleet.persistables import Persistables
-from mpifleet.portable.importing import Changes, bytes_of, write_changed
+from mpifleet.portable.importing import Changes, write_changed
 from mpifleet.portable.sources import FirstValues, ModelSource, TableSource
 from mpifleet.portable.tensor_stream import TensorStream
 from mpifleet.ps.agreement import raise_first_failure
@@ -48,7 +48,7 @@ def export(session: Session, target: Path, write: Write) -> None:
         return
     session.connected().apply_delivered()
     source = job_source(session)
-    progress = _Progress(target, bytes_of(source))
+    progress = _Progress(target, source.num_bytes)
     write(source, progress.add)
     progress.end()
 

@@ -18,7 +18,6 @@ from mpifleet.cli.inspection import opened
 from mpifleet.cli.printed import printable, size_text
 from mpifleet.errors import ConfigError, DataError
 from mpifleet.portable.importing import (
-    bytes_of,
     check_matched,
     state_changes,
     vector_changes,
@@ -62,7 +61,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def _write_model(source: ModelSource, to: str, target: Path, keys: Any) -> None:
-    with _shown("writing", bytes_of(source), target) as told:
+    with _shown("writing", source.num_bytes, target) as told:
         if to == "inference":
             write_inference(target, source, keys, told)
         else:
@@ -95,7 +94,7 @@ def import_file(arguments: argparse.Namespace) -> int:
                 print(printable(f"not in {path}, taken from {arguments.like}: {name}"))
             for name in unmatched.unexpected_keys:
                 print(printable(f"left out, {arguments.like} has no such name: {name}"))
-        with _shown("writing", bytes_of(source), target) as told:
+        with _shown("writing", source.num_bytes, target) as told:
             write_changed(base, target, changes, told, _ALL_STAY)
     return 0
 

@@ -30,7 +30,7 @@ from mpifleet.checkpoint import (
 )
 from mpifleet.checkpoint.blocks import boxes, key_blocks
 from mpifleet.errors import CheckpointError
-from mpifleet.portable.sources import ModelSource, checkpoint_source, rows_between
+from mpifleet.portable.sources import checkpoint_source, rows_between
 from mpifleet.portable.state_dict import weight_names
 from mpifleet.portable.tensor_stream import dtype_name
 from mpifleet.portable.vectors import ReadVectors
@@ -172,11 +172,6 @@ def write_changed(
             return newcomer.publish(blocks, keep)
         finally:
             newcomer.close()
-
-
-def bytes_of(source: ModelSource) -> int:
-    """Bytes of all parameters, buffers and rows."""
-    return sum(s.num_bytes for s in source.dense) + sum(t.num_bytes for t in source.tables)
 
 
 def _stateless(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,11 @@ class ModelSource:
     tables: tuple[TableSource, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parameters, buffers and rows."""
+        return sum(s.num_bytes for s in self.dense) + sum(t.num_bytes for t in self.tables)
+
     def table(self, name: str | None) -> TableSource:
         """The table of that name; None for the only one. Raises CheckpointError."""
         found = [table for table in self.tables if name in (None, table.name)]
