@@ -59,7 +59,7 @@ class _Writer:
         if value is None or isinstance(value, bool) or type(value) is int:
             return value
         if isinstance(value, str):
-            return str(value)
+            return str.__str__(value)  # str() of a member of an enumeration is not its text
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):

@@ -1,5 +1,6 @@
 """Training that is saved, ended and resumed equals training that was never interrupted."""
 
+import enum
 import logging
 import random
 from collections import Counter
@@ -286,6 +287,11 @@ def test_values_come_back_as_they_were(tmp_path):
 
 def test_a_float_that_is_no_number_comes_back():
     assert np.isnan(from_state("it", to_state("it", float("nan"))))
+
+
+def test_an_enumeration_of_texts_is_its_text():
+    kind = enum.Enum("Kind", {"LINEAR": "linear"}, type=str)
+    assert from_state("it", to_state("it", [kind.LINEAR])) == ["linear"]
 
 
 def test_what_workers_share_is_stored_once(tmp_path):
