@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from mpifleet.checkpoint import Keep
+from mpifleet.checkpoint import Keep, gzip_level
 from mpifleet.current import current
 from mpifleet.ps.saving import SaveOptions
 
@@ -15,6 +15,7 @@ def save_persistables(
     refuse_busy: bool = False,
     keep_last: int = 1,
     keep_every: int = 0,
+    compression: str | None = None,
 ) -> None:
     """Write all parameters, tables and optimizer state as one new HDF5 file into `dirname`.
 
@@ -23,9 +24,12 @@ def save_persistables(
     afterwards tells them that the file is there).  wait=False: return once the tables are copied;
     what fails later is raised by the next save or stop_worker().  refuse_busy: raise while an
     earlier one is being written.  The keep_last newest stay, and those whose number keep_every
-    divides.  Raises CheckpointError; the earlier files then stay.
+    divides.  compression: None, "gzip" or "gzip-1" to "gzip-9": the file is smaller and written
+    many times as slowly, always before this returns.  Raises CheckpointError; the earlier files
+    then stay.
     """
-    options = SaveOptions(wait, refuse_busy, Keep(keep_last, keep_every))
+    keep = Keep(keep_last, keep_every)
+    options = SaveOptions(wait, refuse_busy, keep, gzip_level(compression))
     current().persistables().save(Path(dirname), options)
 
 

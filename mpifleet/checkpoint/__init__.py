@@ -3,6 +3,14 @@
 The only part of the package that imports h5py.
 """
 
+from mpifleet.checkpoint.chunk_places import ChunkPlaces, Sized
+from mpifleet.checkpoint.chunks import Chunks, chunks_of, gzip_level, packed
+from mpifleet.checkpoint.collective import (
+    CollectiveFile,
+    digest_share,
+    reserve,
+    why_not_collective,
+)
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
 from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
@@ -13,6 +21,7 @@ from mpifleet.checkpoint.writer import (
     lay_out,
     write_checkpoint,
     write_parts,
+    write_unsynced,
     writing,
 )
 
@@ -21,19 +30,30 @@ __all__ = [
     "LATEST",
     "Block",
     "Checkpoint",
+    "ChunkPlaces",
+    "Chunks",
+    "CollectiveFile",
     "DenseEntry",
     "DenseShape",
     "Keep",
     "Newcomer",
     "Part",
     "Places",
+    "Sized",
     "SparseShape",
     "check",
+    "chunks_of",
+    "digest_share",
+    "gzip_level",
     "is_checkable",
     "lay_out",
     "newest",
     "open_checkpoint",
+    "packed",
+    "reserve",
+    "why_not_collective",
     "write_checkpoint",
     "write_parts",
+    "write_unsynced",
     "writing",
 ]

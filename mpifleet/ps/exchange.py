@@ -161,6 +161,7 @@ class RemoteExchange:
             "wait": options.wait,
             "refuse_busy": options.refuse_busy,
             "keep": [options.keep.last, options.keep.every],
+            "level": options.level,
         }
         self._saves_behind |= not options.wait
         self._client.ask_all(Kind.SAVE, request, payload)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mpifleet.checkpoint import Block, Keep, Newcomer, Part, Places, write_parts, writing
 from mpifleet.errors import CheckpointError
+from mpifleet.ps.chunk_writing import ChunkWriter
 from mpifleet.ps.told import Teller
 
 
@@ -41,6 +42,11 @@ class Writing:
                 self._blocks = write_parts(descriptor, parts)
         except CheckpointError as error:
             self.failure = str(error)
+
+    def run_chunks(self, writer: ChunkWriter, level: int) -> None:
+        """Write now what is compressed, after `run`. Collective over the servers."""
+        blocks, self.failure = writer.write(self._newcomer, self._temporary, level, self.failure)
+        self._blocks += blocks
 
     def run_behind(self, parts: list[Part]) -> None:
         """Write them in a thread."""

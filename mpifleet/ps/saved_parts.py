@@ -51,7 +51,10 @@ def sparse_shapes(shard: Shard) -> list[SparseShape]:
 
 
 def parts_of(shard: Shard, places: Places) -> Iterator[Part]:
-    """What this server holds, each array where it belongs in the file; views, not copies."""
+    """What this server holds, each array where it belongs in the file; views, not copies.
+
+    Arrays without a place are left out: those without bytes, and those made of chunks.
+    """
     yield from _dense_parts(shard, places)
     for table, shape in enumerate(sparse_shapes(shard)):
         yield from _sparse_parts(shard, places, table, shape)
@@ -67,6 +70,8 @@ def _dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
             shape = next(shapes)
             low, high = max(param.start, part.start), min(param.stop, part.stop)
             for slot, array in arrays.items() if high > low else ():
+                if shape.path(slot) not in places:
+                    continue
                 offset = places[shape.path(slot)] + (low - param.start) * array.itemsize
                 yield offset, array[low - part.start : high - part.start]
 
@@ -78,7 +83,8 @@ def _sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) 
     first = shape.first_row(server)
     state = {slot: values.numpy() for slot, values in shard.sparse_state[table].items()}
     for name, array in {ROWS: shard.rows(table), **state}.items():
-        yield places[shape.path(name)] + first * array.itemsize * shape.dim, array
-    for start, stop in pieces(num_rows, _KEYS_AT_ONCE):
+        if shape.path(name) in places:
+            yield places[shape.path(name)] + first * array.itemsize * shape.dim, array
+    for start, stop in pieces(num_rows if shape.path("keys") in places else 0, _KEYS_AT_ONCE):
         keys = np.arange(start, stop, dtype=np.int64) * shape.num_shards + server
         yield places[shape.path("keys")] + 8 * (first + start), keys

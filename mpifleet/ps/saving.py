@@ -26,10 +26,12 @@ from mpifleet.checkpoint import (
 )
 from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.errors import CheckpointError
+from mpifleet.log import get_logger
 from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.chunk_writing import ChunkWriter
 from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
@@ -44,11 +46,13 @@ class SaveOptions:
 
     wait: return when it is there; else when the tables are copied.  refuse_busy: raise
     CheckpointError while an earlier one is still being written, instead of waiting for it.
+    level: of gzip, 0 for none; a compressed one is always waited for.
     """
 
     wait: bool = True
     refuse_busy: bool = False
     keep: Keep = field(default_factory=Keep)
+    level: int = 0
 
 
 class Saver:
@@ -62,6 +66,7 @@ class Saver:
         self._shard = shard
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
+        self._chunks = ChunkWriter(mpi, comm, shard)
         self._behind: Writing | None = None
 
     def save(
@@ -77,16 +82,26 @@ class Saver:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        under_way = self._begin(directory, meta, buffers, options.keep)
+        under_way = self._begin(directory, meta, buffers, options)
         parts = parts_of(self._shard, under_way.places)
-        if options.wait:
+        if options.wait or options.level:
             under_way.run(_breathing(parts, self._shard.breathe))
+            if options.level:
+                self._write_chunks(under_way, options)
             self._behind = under_way
             self.settle()
         else:
             copies = [(o, a.copy()) for o, a in _breathing(parts, self._shard.breathe)]
             under_way.run_behind(copies)
             self._behind = under_way
+
+    def _write_chunks(self, under_way: Writing, options: SaveOptions) -> None:
+        """Write the arrays that are compressed. Collective."""
+        if not options.wait and self._server == 0:
+            get_logger().info(
+                "wait=False: a compressed checkpoint is written at once, by all servers together"
+            )
+        under_way.run_chunks(self._chunks, options.level)
 
     def poll(self) -> None:
         """Let a checkpoint behind training take its next step. Quick; not collective."""
@@ -110,7 +125,7 @@ class Saver:
         directory: Path,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
-        keep: Keep,
+        options: SaveOptions,
     ) -> Writing:
         """The file laid out, its places known everywhere. Collective. Raises CheckpointError."""
         newcomer: Newcomer | None = None
@@ -119,7 +134,7 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer, places = self._lay_out(directory, meta, buffers)
+                    newcomer, places = self._lay_out(directory, meta, buffers, options.level)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -133,15 +148,15 @@ class Saver:
             if newcomer is not None:
                 newcomer.close()
             raise CheckpointError(failure)
-        return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
+        return Writing(newcomer, Path(temporary), places, self._teller, directory, options.keep)
 
     def _lay_out(
-        self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray]
+        self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray], level: int
     ) -> tuple[Newcomer, Places]:
         dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
         newcomer = Newcomer(directory)
         try:
-            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta)
+            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta, level)
         except BaseException:
             newcomer.close()
             raise

@@ -60,7 +60,10 @@ class Storage:
             else:
                 facts = request["buffers"] if request["has_payload"] else []
                 options = SaveOptions(
-                    request["wait"], request["refuse_busy"], Keep(*request["keep"])
+                    request["wait"],
+                    request["refuse_busy"],
+                    Keep(*request["keep"]),
+                    request["level"],
                 )
                 buffers = unpack_buffers(facts, payload)
                 self.save(Path(request["directory"]), request["meta"], buffers, options)
