@@ -1,5 +1,10 @@
-"""The larger arrays of a compressed checkpoint, written as chunks by all servers together."""
+"""The larger arrays of a compressed checkpoint, written as chunks by all servers together.
 
+There are two roads to the same content.  Compressing takes nearly all the time on both.  Through
+HDF5's MPI driver the servers work on one array at a time, so arrays of few chunks take longer.
+"""
+
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,8 +14,11 @@ from mpifleet.log import get_logger
 from mpifleet.ps.agreement import Trouble, first_failure
 from mpifleet.ps.collective_chunks import write_collectively
 from mpifleet.ps.placed_chunks import write_placed
-from mpifleet.ps.saved_chunks import Borders, saved_arrays
+from mpifleet.ps.saved_chunks import Borders, SavedArray, saved_arrays
 from mpifleet.ps.shard import Shard
+
+LEAST_CHUNKS = 8
+"""Arrays of fewer chunks for each server are not written through HDF5's MPI driver."""
 
 
 class ChunkWriter:
@@ -24,26 +32,36 @@ class ChunkWriter:
         self._said = ""
 
     def write(
-        self, newcomer: Newcomer | None, temporary: Path, level: int, failure: str
+        self,
+        newcomer: Newcomer | None,
+        temporary: Path,
+        level: int,
+        blocks: list[Block],
+        failure: str,
     ) -> tuple[list[Block], str]:
-        """(digests of what was written, what went wrong on some server). Collective.
+        """(all digests that this server has to tell, what went wrong on some server). Collective.
 
         newcomer: the laid-out file, on the first server.  temporary: its path.  level: of gzip.
-        failure: what went wrong on this server before; then nothing is written.
+        blocks: of what this server wrote before.  failure: what went wrong here before; then
+        nothing is written.
         """
         trouble = Trouble(self._comm, temporary.parent, failure)
         arrays = saved_arrays(self._shard)
         if not trouble.is_none() or not arrays:
-            return [], trouble.text
-        is_collective = self._is_collective()
-        borders = Borders(self._mpi, self._comm, self._shard.layout.server, arrays)
-        breathe = self._shard.breathe
-        if is_collective:
+            return blocks, trouble.text
+        num_servers, breathe = self._shard.layout.num_servers, self._shard.breathe
+        least = LEAST_CHUNKS * num_servers if self._is_collective() else math.inf
+        borders = self._borders([array for array in arrays if array.chunks.count < least])
+        blocks += write_placed(self._comm, newcomer, temporary, borders, level, breathe, trouble)
+        large = [array for array in arrays if array.chunks.count >= least]
+        if large and trouble.is_none():
+            # HDF5 alone knows what it wrote where: the servers read all of the file back.
+            borders = self._borders(large)
             blocks = write_collectively(self._comm, newcomer, temporary, borders, breathe, trouble)
-        else:
-            blocks = write_placed(self._comm, newcomer, temporary, borders, level, breathe, trouble)
-        borders.finish()
         return blocks, trouble.text
+
+    def _borders(self, arrays: list[SavedArray]) -> Borders:
+        return Borders(self._mpi, self._comm, self._shard.layout.server, arrays)
 
     def _is_collective(self) -> bool:
         """Whether all servers write through HDF5; else the reason is logged, once. Collective."""

@@ -11,7 +11,7 @@ from mpifleet.ps.saved_chunks import Borders, SavedArray
 
 PIECE_BYTES = 16 << 20
 """Upper bound of what a server writes at once, far below the 2 GiB at which MPI's file operations
-break; but at least one chunk.  HDF5 holds the interpreter for so long."""
+break; but at least one chunk."""
 
 
 def write_collectively(
@@ -52,6 +52,7 @@ def write_collectively(
                     assert file is not None
                     file.write(array.path, corner, values)
                 is_well = trouble.is_none()
+    borders.finish()
     with trouble.noted(), serial:
         if file is not None:
             file.close()

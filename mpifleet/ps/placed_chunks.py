@@ -63,6 +63,7 @@ def write_placed(
                 os.fdatasync(descriptor)
     for _ in chunks:  # what others sent must be received
         pass
+    borders.finish()
     return blocks
 
 

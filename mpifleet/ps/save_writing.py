@@ -45,8 +45,9 @@ class Writing:
 
     def run_chunks(self, writer: ChunkWriter, level: int) -> None:
         """Write now what is compressed, after `run`. Collective over the servers."""
-        blocks, self.failure = writer.write(self._newcomer, self._temporary, level, self.failure)
-        self._blocks += blocks
+        self._blocks, self.failure = writer.write(
+            self._newcomer, self._temporary, level, self._blocks, self.failure
+        )
 
     def run_behind(self, parts: list[Part]) -> None:
         """Write them in a thread."""
