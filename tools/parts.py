@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.parallel_h5py import PARALLEL
+
 MPI_FOLDERS = ("tests/mpi", "tests/probes")
 RANK_COUNTS = (1, 2, 3, 4)
-KINDS = ("lint", "unit", "mpi", "launch", "cluster")
+KINDS = ("lint", "unit", "mpi", "hdf5", "launch", "cluster")
 MPIS = ("system", "wheel")
+# What an h5py with MPI may change: the rest calls no HDF5.
+CHECKPOINTS = ("tests/mpi/test_checkpoints.py", "tests/mpi/test_compressed.py")
 # How jobs end depends on the MPI; what scripts compute and print does not.
 ENDS = tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals"))
 OTHERS = ("tests/launch", *(f"--ignore={name}" for name in ENDS))
@@ -60,6 +64,7 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     yield from (mpi_part(venvs, mpi, 1) for mpi in MPIS)
     # One thread: small tensors, and the cores are shared with the processes that tests start.
     yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
+    yield from (hdf5_part(venvs, ranks) for ranks in RANK_COUNTS)
     for ranks in RANK_COUNTS[1:]:
         yield from (mpi_part(venvs, mpi, ranks) for mpi in MPIS)
 
@@ -83,15 +88,27 @@ def _launch_parts(venvs: Path, mpi: str) -> Iterator[Part]:
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
     """The MPI suite at one world size on one MPI."""
+    # What a model learns does not depend on the MPI; how it trains there is tested by the rest.
+    left_out = ["--ignore=tests/mpi/test_auc.py"] if mpi == "wheel" else []
+    name, tests = " ".join(MPI_FOLDERS), [*MPI_FOLDERS, *left_out]
+    return Part("mpi", name, mpi, *_on_ranks(venvs, mpi, ranks, tests))
+
+
+def hdf5_part(venvs: Path, ranks: int) -> Part:
+    """The checkpoints of the MPI suite at one world size, with an h5py that has MPI."""
+    command = _on_ranks(venvs, PARALLEL, ranks, [*CHECKPOINTS])
+    return Part("hdf5", "checkpoints, h5py with MPI", PARALLEL, *command)
+
+
+def _on_ranks(
+    venvs: Path, mpi: str, ranks: int, tests: list[str]
+) -> tuple[list[str], float, int, dict[str, str]]:
+    """(command, limit_s, ranks, env) of a part of the MPI suite."""
     folder = venvs / mpi / "bin"
     mpirun = str(folder / "mpirun") if mpi == "wheel" else "mpirun"
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    # What a model learns does not depend on the MPI; how it trains there is tested by the rest.
-    left_out = ["--ignore=tests/mpi/test_auc.py"] if mpi == "wheel" else []
-    pytest = _pytest(str(folder / "python"), *MPI_FOLDERS, *left_out)
-    command = [mpirun, *options, *pytest]
-    env = {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
-    return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 480, ranks, env)
+    command = [mpirun, *options, *_pytest(str(folder / "python"), *tests)]
+    return command, 480, ranks, {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
 
 
 def _pytest(python: str, *folders: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""What tests and benchmarks need, made ready: `python3 -m tools.set_up NAME`."""
+"""What tests and benchmarks need, made ready: `python3 -m tools.set_up NAME...`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
+from tools.parallel_h5py import PARALLEL, prepare_parallel
 from tools.prerequisites import install_system_packages
 from tools.processes import exit_on_sigterm
 from tools.venvs import SetUpError, prepare, prepare_listed
@@ -19,28 +20,35 @@ _PEERS_CHECK = "import paddle.distributed.fleet"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make ready what the one argument names: system packages, or a virtual environment.
+    """Make ready what the arguments name, in their order: system packages, virtual environments.
 
-    "peers" holds the other projects that benchmarks compare with, which do not go together with
-    the package's own dependencies.
+    "parallel" has an h5py with MPI, which needs the packages.  "peers" holds the other projects
+    that benchmarks compare with, which do not go together with the package's own dependencies.
     """
     names = list(sys.argv[1:] if argv is None else argv)
-    if len(names) != 1 or names[0] not in (PACKAGES, PEERS, *EXTRAS):
-        valid = ", ".join((PACKAGES, PEERS, *EXTRAS))
-        print(f"{' '.join(names)!r}: name one of {valid}", file=sys.stderr)
+    known = (PACKAGES, PARALLEL, PEERS, *EXTRAS)
+    if not names or not set(names) <= set(known):
+        print(f"{' '.join(names)!r}: name some of {', '.join(known)}", file=sys.stderr)
         return 2
     exit_on_sigterm()
     try:
-        if names[0] == PACKAGES:
-            install_system_packages()
-        elif names[0] == PEERS:
-            prepare_listed(PEERS, _PEERS_LIST, _PEERS_CHECK)
-        else:
-            prepare(names[0], EXTRAS[names[0]], _CHECK)
+        for name in names:
+            _prepare(name)
     except SetUpError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _prepare(name: str) -> None:
+    if name == PACKAGES:
+        install_system_packages()
+    elif name == PARALLEL:
+        prepare_parallel()
+    elif name == PEERS:
+        prepare_listed(PEERS, _PEERS_LIST, _PEERS_CHECK)
+    else:
+        prepare(name, EXTRAS[name], _CHECK)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
+from tools.parallel_h5py import PARALLEL
 from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
 from tools.prerequisites import obstacle
 from tools.processes import environment, exit_on_sigterm
@@ -46,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().error(f"--only {','.join(unknown)}: use some of {','.join(KINDS)}")
     parts = [part for part in all_parts(ROOT, ROOT / ".venvs") if part.kind in kinds]
     parts = [part for part in parts if arguments.mpi in (None, part.mpi)]
+    ranked = ("mpi", "hdf5")
     if arguments.ranks:
-        parts = [part for part in parts if part.kind != "mpi" or part.ranks == arguments.ranks]
+        parts = [part for part in parts if part.kind not in ranked or part.ranks == arguments.ranks]
     if arguments.list:
         print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
         return 0
@@ -71,12 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def set_up(mpis: set[str], scratch: Path, deadline: float) -> bool:
     """Makes system packages and virtual environments ready, all at once; whether that worked."""
-    names = [PACKAGES, *sorted(mpis)]
-    commands = [[sys.executable, "-m", "tools.set_up", name] for name in names]
+    # An h5py with MPI is built when the packages are there.
+    names = [[PACKAGES, *sorted({PARALLEL} & mpis)], *([mpi] for mpi in sorted(mpis - {PARALLEL}))]
+    commands = [[sys.executable, "-m", "tools.set_up", *each] for each in names]
     env = environment()
     tasks = [
-        Task(f"set-up of {name}", command, env, LIMIT_S)
-        for name, command in zip(names, commands, strict=True)
+        Task(f"set-up of {' and '.join(each)}", command, env, LIMIT_S)
+        for each, command in zip(names, commands, strict=True)
     ]
     ended = [how for _, how in run_side_by_side(tasks, len(tasks), scratch, deadline)]
     return all(how.status == 0 for how in ended)

@@ -69,6 +69,10 @@ class ChunkWriter:
             return False
         reason = first_failure(self._comm, why_not_collective())
         if reason and reason != self._said and self._shard.layout.server == 0:
-            get_logger().info("compressed checkpoints: %s", reason)
+            get_logger().info(
+                "compressed checkpoints: server 0 alone opens them in HDF5 and finds every chunk's "
+                "place, because %s",
+                reason,
+            )
         self._said = reason
         return not reason

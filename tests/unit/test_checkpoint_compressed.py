@@ -23,6 +23,7 @@ from mpifleet.checkpoint import (
     writing,
 )
 from mpifleet.checkpoint.chunks import CHUNK_BYTES, chunks_of, gzip_level, packed
+from mpifleet.checkpoint.collective import mpi_libraries
 from mpifleet.checkpoint.digests import digest_of
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError
@@ -160,6 +161,16 @@ def test_every_byte_is_under_a_digest(tmp_path, small_chunks):
         path.write_bytes(flipped)
         with pytest.raises(CheckpointError, match="is damaged: bytes"):
             open_checkpoint(path)
+
+
+def test_two_mpi_libraries_in_one_process_are_seen():
+    line = "7f00-7f10 r-xp 00000000 fe:00 123                        {}\n"
+    ours, theirs = "/usr/lib/libmpi.so.40.30.4", "/home/me/my venv/lib/libmpi.so.40"
+    others = line.format("/usr/lib/libmpi_mpifh.so.40") + "7f00-7f10 rw-p 0 00:00 0\n"
+    one = line.format(ours) * 3 + others
+    assert mpi_libraries(one) == [ours]
+    assert mpi_libraries(one + line.format(theirs)) == [theirs, ours]
+    assert mpi_libraries(others) == []
 
 
 def model(rows=3000):

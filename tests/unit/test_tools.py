@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tools import demo, outcomes, parts, processes, side_by_side, venvs
+from tools import (
+    demo,
+    outcomes,
+    parallel_h5py,
+    parts,
+    prerequisites,
+    processes,
+    set_up,
+    side_by_side,
+    venvs,
+)
 from tools.test import main
 
 ROOT = Path(__file__).parents[2]
@@ -258,18 +268,39 @@ def test_world_sizes_and_mpis_are_all_there():
     assert found == {(mpi, ranks) for mpi in ("system", "wheel") for ranks in (1, 2, 3, 4)}
 
 
+def test_checkpoints_run_with_an_h5py_that_has_mpi_where_it_could_be_built(monkeypatch):
+    found = [p for p in parts.all_parts(ROOT, ROOT / ".venvs") if p.kind == "hdf5"]
+    assert {(p.mpi, p.ranks) for p in found} == {("parallel", ranks) for ranks in (1, 2, 3, 4)}
+    monkeypatch.setattr(prerequisites, "missing", lambda programs: [])
+    for is_there in (True, False):
+        monkeypatch.setattr(prerequisites, "is_ready", lambda name: is_there)  # noqa: B023
+        said = prerequisites.obstacle("hdf5", "parallel")
+        assert ("libhdf5-openmpi-dev" in said) is not is_there
+        assert not prerequisites.obstacle("mpi", "system")
+
+
+def test_what_cannot_be_built_is_said_and_stops_nothing(monkeypatch, tmp_path, capsys):
+    def fail(*_arguments, **_options):
+        raise venvs.SetUpError("no compiler")
+
+    monkeypatch.setattr(parallel_h5py, "ROOT", tmp_path)
+    monkeypatch.setattr(parallel_h5py, "prepare_built", fail)
+    assert set_up.main(["parallel"]) == 0
+    assert "cannot be built with MPI here" in capsys.readouterr().out
+
+
 def test_help_lists_the_kinds(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "lint,unit,mpi,launch,cluster" in shown
+    assert "lint,unit,mpi,hdf5,launch,cluster" in shown
 
 
 class TestDisk:
     """What an installation of torch will take is said before it, not after."""
 
     def prepared(self, monkeypatch, tmp_path, has_torch):
-        def install(*_arguments):
+        def install(*_arguments, **_options):
             print("installing")
 
         python = tmp_path / ".venvs" / "x" / "bin" / "python"
