@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpifleet.partition import pieces
 MAPS = "/proc/self/maps"
 SLACK = 16
 """Part of the arrays' bytes, one in so many, that is reserved on top for what HDF5 adds."""
+_abandoned: list[Any] = []
 
 
 def why_not_collective() -> str:
@@ -56,7 +57,8 @@ class CollectiveFile:
         self._file = h5py.File(path, "r+", driver="mpio", comm=comm)
         self._how = h5p.create(h5p.DATASET_XFER)
         self._how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
-        self._path, self._dataset = "", None
+        self._path = ""
+        self._dataset: Any = None
 
     def write(self, path: str, corner: Sequence[int], values: np.ndarray | None) -> None:
         """Write whole chunks from `corner` on; None on a rank that has none now.
@@ -81,16 +83,21 @@ class CollectiveFile:
         self._dataset = None
         self._file.close()
 
+    def abandon(self) -> None:
+        """Leave it open, where other ranks could not open it: to close it would wait for them."""
+        _abandoned.append(self)
 
-def digest_share(path: Path, share: int, num_shares: int) -> list[Block]:
-    """Every num_shares-th block of a file, digested; Raises OSError.  Memory: one block."""
+
+def digest_share(path: Path, share: int, num_shares: int) -> Iterator[Block]:
+    """Every num_shares-th block of a file, digested, after what this node wrote is on disk.
+
+    Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        os.fdatasync(descriptor)
         size = os.fstat(descriptor).st_size
-        mine = list(pieces(size, BLOCK_BYTES))[share::num_shares]
-        return [
-            Block(start, stop - start, digest_of(read_at(descriptor, start, stop - start)))
-            for start, stop in mine
-        ]
+        for start, stop in list(pieces(size, BLOCK_BYTES))[share::num_shares]:
+            yield Block(start, stop - start, digest_of(read_at(descriptor, start, stop - start)))
     finally:
         os.close(descriptor)

@@ -56,7 +56,7 @@ def lay_out(
     OSError.
     """
     if not level:  # else nobody knows yet
-        needed = sum(shape.num_bytes for shape in (*dense, *sparse))
+        needed = sum(s.num_bytes for s in dense) + sum(s.num_bytes for s in sparse)
         needed += sum(np.asarray(values).nbytes for values in buffers.values())
         _check_space(newcomer.directory, needed)
     sink = Sink(newcomer.descriptor)

@@ -35,7 +35,30 @@ def write_collectively(
     if trouble.is_none():
         with trouble.noted(), serial:
             file = CollectiveFile(temporary, comm)
-    is_well = trouble.is_none()
+    is_open = trouble.is_none()
+    _write_all(comm, file if is_open else None, borders, breathe, trouble)
+    if file is not None and is_open:
+        with trouble.noted(), serial:
+            file.close()
+    elif file is not None:
+        file.abandon()
+    blocks: list[Block] = []
+    if trouble.is_none():
+        with trouble.noted():
+            for block in digest_share(temporary, comm.rank, comm.size):
+                blocks.append(block)
+                breathe()
+    return blocks
+
+
+def _write_all(
+    comm: Any,
+    file: CollectiveFile | None,
+    borders: Borders,
+    breathe: Callable[[], None],
+    trouble: Trouble,
+) -> None:
+    """Write until something goes wrong. Collective; file: None where it already has, everywhere."""
     for array in borders.arrays:
         grid = array.chunks
         boxes = [list(_boxes(array, server)) for server in range(comm.size)]
@@ -44,22 +67,16 @@ def write_collectively(
             values = None
             if turn < len(boxes[comm.rank]):
                 first, last = boxes[comm.rank][turn]
+                # In trouble too: what others sent must be received.
                 elements = borders.elements(array, grid.start(first), grid.start(last))
                 corner, values = grid.corner(first), elements.reshape(grid.shape_of(elements.size))
-            if is_well:
+            if file is not None:
                 breathe()
                 with trouble.noted(), serial:
-                    assert file is not None
                     file.write(array.path, corner, values)
-                is_well = trouble.is_none()
+                if not trouble.is_none():
+                    file = None
     borders.finish()
-    with trouble.noted(), serial:
-        if file is not None:
-            file.close()
-    if trouble.is_none():
-        with trouble.noted():
-            return digest_share(temporary, comm.rank, comm.size)
-    return []
 
 
 def _boxes(array: SavedArray, server: int) -> Iterator[tuple[int, int]]:

@@ -46,24 +46,20 @@ def write_placed(
             places = ChunkPlaces(newcomer) if newcomer is not None else None
         is_last = False
         while not is_last:
-            sized: list[Sized] = []
-            data: list[np.ndarray] = []
+            piece: list[tuple[Sized, np.ndarray]] = []
             with trouble.noted():
-                for chunk in _piece(chunks, level, breathe):
-                    sized.append(chunk[0])
-                    data.append(chunk[1])
-            offsets, is_last = _offsets(comm, places, sized, trouble)
+                piece += _piece(chunks, level, breathe)
+            offsets, is_last = _offsets(comm, places, [size for size, _ in piece], trouble)
             if not trouble.text:
                 with trouble.noted():
-                    blocks += write_unsynced(descriptor, zip(offsets, data, strict=True))
+                    parts = zip(offsets, (data for _, data in piece), strict=True)
+                    blocks += write_unsynced(descriptor, parts)
         with trouble.noted():
             if places is not None:
                 places.close()
             if not trouble.text:
                 os.fdatasync(descriptor)
-    for _ in chunks:  # what others sent must be received
-        pass
-    borders.finish()
+    borders.drain(chunks)
     return blocks
 
 

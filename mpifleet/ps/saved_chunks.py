@@ -4,7 +4,7 @@ A server's share of an array ends anywhere in a chunk. Who holds the chunk's fir
 and the others send what they hold of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -145,6 +145,12 @@ class Borders:
                 self._comm.Recv(self._bytes(part), sender, _TAG)
             parts.append(part)
         return np.concatenate(parts)
+
+    def drain(self, chunks: Iterable[object]) -> None:
+        """`finish` after the rest of `chunks`: what others sent must be received."""
+        for _ in chunks:
+            pass
+        self.finish()
 
     def finish(self) -> None:
         """Return once all that this server sends has arrived."""

@@ -99,7 +99,7 @@ class Saver:
         """Write the arrays that are compressed. Collective."""
         if not options.wait and self._server == 0:
             get_logger().info(
-                "wait=False: a compressed checkpoint is all the same written before training goes on"
+                "wait=False: training waits all the same until a compressed checkpoint is written"
             )
         under_way.run_chunks(self._chunks, options.level)
 

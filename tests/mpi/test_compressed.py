@@ -12,7 +12,7 @@ from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
 from mpifleet.ps import chunk_writing, collective_chunks, placed_chunks
 from mpifleet.ps.saving import SaveOptions
-from tests.mpi.jobs import Place, at_places, run
+from tests.mpi.jobs import Place, run
 from tests.mpi.test_checkpoints import (
     all_places,
     build,
@@ -93,10 +93,8 @@ def no_file_grows():
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@at_places()
-def test_a_full_disk_is_an_error_and_the_job_goes_on(
-    comm, shared_tmp_path, road, place, monkeypatch
-):
+def test_a_full_disk_is_an_error_and_the_job_goes_on(comm, shared_tmp_path, road, monkeypatch):
+    place = all_places(1)[-1]
     fails = shared_tmp_path / "fails"
     name = "write_unsynced" if road == "placed" or not place.servers else "reserve"
     module = placed_chunks if name == "write_unsynced" else collective_chunks
@@ -133,8 +131,8 @@ def test_a_full_disk_is_an_error_and_the_job_goes_on(
     comm.Barrier()
 
 
-@at_places()
-def test_which_road_is_said_once(comm, shared_tmp_path, road, place):
+def test_which_road_is_said_once(comm, shared_tmp_path, road):
+    place = all_places(1)[-1]
     said = []
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())
