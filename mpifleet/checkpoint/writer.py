@@ -80,6 +80,8 @@ def _lay_out_all(
     file.attrs["format"] = FORMAT_NAME
     file.attrs["format_version"] = CHECKPOINT_FORMAT
     file.attrs["complete"] = 1  # a file that is not has no digests, and not its name
+    if level:
+        file.attrs["compression"] = f"gzip-{level}"
     facts = file.create_group("meta")
     for name, value in meta.items():
         facts.attrs[link_name(name)] = json_text(f"meta entry {name!r}", value)

@@ -54,7 +54,8 @@ def _titled(
 def _head(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "file", printable(found["path"])
     yield "size", size_text(found["bytes"])
-    yield "format", f"version {found['format_version']}"
+    compressed = f", compressed ({found['compression']})" if found["compression"] else ""
+    yield "format", f"version {found['format_version']}{compressed}"
     yield "written", found["written"].replace("T", " ").replace("+00:00", " UTC")
     if "complete" in found:
         yield "complete", ", ".join(map(str, found["complete"])) or "none with a number"

@@ -25,6 +25,7 @@ from mpifleet.checkpoint import (
 from mpifleet.checkpoint.chunks import CHUNK_BYTES, chunks_of, gzip_level, packed
 from mpifleet.checkpoint.collective import mpi_libraries
 from mpifleet.checkpoint.digests import digest_of
+from mpifleet.cli.contents import contents
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
@@ -190,7 +191,7 @@ def trained(module, optimizer):
     return optimizer._exchange
 
 
-def contents(directory):
+def values_in(directory):
     with open_checkpoint(directory) as checkpoint:
         table = checkpoint.sparse("emb")
         values = checkpoint.sparse_block("emb", 0, table.num_rows)
@@ -208,14 +209,17 @@ def test_a_job_saves_the_same_content_smaller(tmp_path, caplog, monkeypatch):
         exchange.save(tmp_path / name, {"a": 1}, {"b": np.ones(3)}, options)
     sizes = [(tmp_path / n / "model-000001.h5").stat().st_size for n in ("plain", "small")]
     assert sizes[1] < 0.7 * sizes[0]
-    assert contents(tmp_path / "small") == contents(tmp_path / "plain")
+    assert values_in(tmp_path / "small") == values_in(tmp_path / "plain")
+    for name, compression in (("plain", None), ("small", "gzip-1")):
+        with open_checkpoint(tmp_path / name) as checkpoint:
+            assert contents(checkpoint, tmp_path / name)["compression"] == compression
     assert [r.getMessage() for r in caplog.records if "wait=False" in r.getMessage()]
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_file(tmp_path):
     exchange = trained(*model())
     exchange.save(tmp_path, {}, {}, SaveOptions())
-    before = contents(tmp_path)
+    before = values_in(tmp_path)
     exchange.save(tmp_path / "other", {}, {}, SaveOptions(level=1))
     size = (tmp_path / "other" / "model-000001.h5").stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,6 +231,6 @@ def test_a_disk_that_fills_up_leaves_the_previous_file(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert leftovers(tmp_path) == ["other"]
-        assert contents(tmp_path) == before
+        assert values_in(tmp_path) == before
     exchange.save(tmp_path, {}, {}, SaveOptions(level=1))
-    assert contents(tmp_path) == before
+    assert values_in(tmp_path) == before
