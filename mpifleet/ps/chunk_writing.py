@@ -14,7 +14,7 @@ from mpifleet.log import get_logger
 from mpifleet.ps.agreement import Trouble, first_failure
 from mpifleet.ps.collective_chunks import write_collectively
 from mpifleet.ps.placed_chunks import write_placed
-from mpifleet.ps.saved_chunks import Borders, SavedArray, saved_arrays
+from mpifleet.ps.saved_chunks import Borders, SavedArray
 from mpifleet.ps.shard import Shard
 
 LEAST_CHUNKS = 8
@@ -35,18 +35,19 @@ class ChunkWriter:
         self,
         newcomer: Newcomer | None,
         temporary: Path,
+        arrays: list[SavedArray],
         level: int,
         blocks: list[Block],
         failure: str,
     ) -> tuple[list[Block], str]:
         """(all digests that this server has to tell, what went wrong on some server). Collective.
 
-        newcomer: the laid-out file, on the first server.  temporary: its path.  level: of gzip.
+        newcomer: the laid-out file, on the first server.  temporary: its path.  arrays: all that
+        is made of chunks.  level: of gzip.
         blocks: of what this server wrote before.  failure: what went wrong here before; then
         nothing is written.
         """
         trouble = Trouble(self._comm, temporary.parent, failure)
-        arrays = saved_arrays(self._shard)
         if not trouble.is_none() or not arrays:
             return blocks, trouble.text
         num_servers, breathe = self._shard.layout.num_servers, self._shard.breathe

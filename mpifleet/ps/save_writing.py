@@ -9,6 +9,7 @@ from pathlib import Path
 from mpifleet.checkpoint import Block, Keep, Newcomer, Part, Places, write_parts, writing
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.chunk_writing import ChunkWriter
+from mpifleet.ps.saved_chunks import SavedArray
 from mpifleet.ps.told import Teller
 
 
@@ -43,10 +44,10 @@ class Writing:
         except CheckpointError as error:
             self.failure = str(error)
 
-    def run_chunks(self, writer: ChunkWriter, level: int) -> None:
+    def run_chunks(self, writer: ChunkWriter, arrays: list[SavedArray], level: int) -> None:
         """Write now what is compressed, after `run`. Collective over the servers."""
         self._blocks, self.failure = writer.write(
-            self._newcomer, self._temporary, level, self._blocks, self.failure
+            self._newcomer, self._temporary, arrays, level, self._blocks, self.failure
         )
 
     def run_behind(self, parts: list[Part]) -> None:

@@ -4,17 +4,17 @@ A server's share of an array ends anywhere in a chunk. Who holds the chunk's fir
 and the others send what they hold of it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import Chunks, SparseShape, chunks_of
+from mpifleet.checkpoint import Chunks, DenseShape, SparseShape, chunks_of
 from mpifleet.mpi import serial
 from mpifleet.partition import block
-from mpifleet.ps.saved_parts import ROWS, dense_shapes, sparse_shapes
+from mpifleet.ps.saved_parts import ROWS
 from mpifleet.ps.shard import Shard
 
 _TAG = 3
@@ -54,13 +54,18 @@ class SavedArray:
                 yield sender, low, high
 
 
-def saved_arrays(shard: Shard) -> list[SavedArray]:
-    """All arrays made of chunks, in the same order on every server."""
-    return [*_dense(shard), *_sparse(shard)]
+def saved_arrays(
+    shard: Shard, dense: Sequence[DenseShape], sparse: Mapping[int, SparseShape]
+) -> list[SavedArray]:
+    """Those of the arrays that are made of chunks, in the same order on every server.
+
+    dense: all parameters of the job, in order, or none.  sparse: tables by their number.
+    """
+    return [*(_dense(shard, dense) if dense else ()), *_sparse(shard, sparse)]
 
 
-def _dense(shard: Shard) -> Iterator[SavedArray]:
-    shapes, num_servers = iter(dense_shapes(shard)), shard.layout.num_servers
+def _dense(shard: Shard, dense: Sequence[DenseShape]) -> Iterator[SavedArray]:
+    shapes, num_servers = iter(dense), shard.layout.num_servers
     for table, spec in enumerate(shard.layout.specs.dense):
         own, dtype = shard.layout.dense[table], np.dtype(spec.dtype)
         cuts = [block(spec.size, num_servers, s)[0] for s in range(num_servers)] + [spec.size]
@@ -78,9 +83,9 @@ def _dense(shard: Shard) -> Iterator[SavedArray]:
                 yield SavedArray(shape.path(slot), dtype, chunks, bounds, held)
 
 
-def _sparse(shard: Shard) -> Iterator[SavedArray]:
+def _sparse(shard: Shard, sparse: Mapping[int, SparseShape]) -> Iterator[SavedArray]:
     servers = range(shard.layout.num_servers + 1)
-    for table, shape in enumerate(sparse_shapes(shard)):
+    for table, shape in sparse.items():
         dtype, key_type = np.dtype(shape.dtype), np.dtype(np.int64)
         rows = tuple(shape.first_row(server) for server in servers)
         chunks = chunks_of((shape.num_rows, shape.dim), dtype)

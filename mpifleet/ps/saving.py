@@ -33,6 +33,7 @@ from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
 from mpifleet.ps.chunk_writing import ChunkWriter
 from mpifleet.ps.save_writing import Writing
+from mpifleet.ps.saved_chunks import saved_arrays
 from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
@@ -101,7 +102,9 @@ class Saver:
             get_logger().info(
                 "wait=False: training waits all the same until a compressed checkpoint is written"
             )
-        under_way.run_chunks(self._chunks, options.level)
+        sparse = dict(enumerate(sparse_shapes(self._shard)))
+        arrays = saved_arrays(self._shard, dense_shapes(self._shard), sparse)
+        under_way.run_chunks(self._chunks, arrays, options.level)
 
     def poll(self) -> None:
         """Let a checkpoint behind training take its next step. Quick; not collective."""
