@@ -42,6 +42,9 @@ JOBS = {
         "job", ("--bf16", "--intra-op", "2"), ranks=2, env={"OMP_NUM_THREADS": "2"}
     ),
     "sync 2 workers bf16": Job("job", ("--bf16", "--mode", "sync"), ranks=3),
+    "sync 2 workers, 2 servers bf16": Job(
+        "job", ("--bf16", "--mode", "sync"), ranks=4, env={"MPIFLEET_SERVER_NUM": "2"}
+    ),
     "hybrid 2 workers bf16": Job("job", ("--bf16", "--mode", "hybrid"), ranks=3),
     "one process bf16": Job("job", ("--bf16",)),
     "one process of 2 threads bf16": Job("job", THREADS),
@@ -68,11 +71,14 @@ class Asked:
 
 ASKED = (
     Asked("async 2 workers bf16", PADDLE, Goal(12.0, at_most=False), needs_bf16=True),
+    Asked("async 2 workers bf16 pull ahead", PADDLE, Goal(12.0, at_most=False), needs_bf16=True),
     Asked("async 2 workers fp32", PADDLE, Goal(4.0, at_most=False)),
     Asked("async 2 workers bf16 text", PADDLE, Goal(8.0, at_most=False), needs_bf16=True),
     Asked("async 2 workers bf16", "bound bf16", Goal(0.85, at_most=False)),
+    Asked("async 2 workers bf16 pull ahead", "bound bf16", Goal(0.85, at_most=False)),
     Asked("async 2 workers fp32", "bound fp32", Goal(0.85, at_most=False)),
     Asked("sync 2 workers bf16", "async 2 workers bf16", Goal(0.9, at_most=False)),
+    Asked("sync 2 workers, 2 servers bf16", "async 2 workers bf16", Goal(0.9, at_most=False)),
     Asked("hybrid 2 workers bf16", "async 2 workers bf16"),
     Asked("async 2 workers bf16 pull ahead", "async 2 workers bf16"),
     Asked("async 1 worker of 2 threads bf16", "async 2 workers bf16"),

@@ -47,7 +47,10 @@ def steps_together(strategy: DistributedStrategy) -> bool:
 
 
 def local_exchange(
-    optimizer: DistributedOptimizer, strategy: DistributedStrategy, load_from: Path | None
+    optimizer: DistributedOptimizer,
+    strategy: DistributedStrategy,
+    load_from: Path | None,
+    load_strict: bool = True,
 ) -> LocalExchange:
     """All tables in this process. Sync, hybrid and async are the same thing there."""
     check_together(strategy.to_dict())
@@ -59,4 +62,5 @@ def local_exchange(
         optimizer.first_values(),
         skip_nonfinite=strategy.nonfinite == "skip",
         load_from=load_from,
+        load_strict=load_strict,
     )

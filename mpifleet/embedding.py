@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from mpifleet.errors import TableError
 from mpifleet.exchange import Exchange
-from mpifleet.partition import UniqueKeys, unique_keys
-from mpifleet.ps.merge import segment_sum
+from mpifleet.look_up import Lookup, Plan
 from mpifleet.ps.sparse_gradient import SparseGradient
 from mpifleet.pull_ahead import Expected, ExpectedLookUps
 from mpifleet.table_options import check_table_options
@@ -68,7 +66,7 @@ class SparseEmbedding(nn.Module):
         self._take_weight()
         self._exchange: Exchange | None = None
         self._table = -1
-        self._expected: ExpectedLookUps[_Plan] = ExpectedLookUps()
+        self._expected: ExpectedLookUps[Plan] = ExpectedLookUps()
 
     def _take_weight(self) -> None:
         self.gradient = SparseGradient(self.weight)
@@ -105,36 +103,45 @@ class SparseEmbedding(nn.Module):
         expected = self._expected.take(ids, offsets) if training else None
         clock = exchange.clock
         before = clock.enter("unique" if training else "other")
-        plan = expected.plan if expected else self._plan(ids, offsets)
+        plan = (expected and expected.plan) or self._plan(ids, offsets)
         clock.enter("pull" if training else "other")
-        rows = expected.rows if expected else exchange.begin_rows(self._table, plan.unique)
+        rows = (expected and expected.rows) or exchange.begin_rows(self._table, plan.unique)
         pulled = torch.from_numpy(rows.take())
         if training:
             clock.enter(before if before == "backward" else "forward")
         weight = self.weight if training else self.weight.detach()
-        pooled = _Lookup.apply(weight, pulled, plan, self.gradient)
+        pooled = Lookup.apply(weight, pulled, plan, self.gradient)
         if not plan.batch:
             return pooled.reshape(0, self._empty_width(ids)).to(self.weight.device)
         return pooled.reshape(plan.batch, -1).to(self.weight.device)
 
     def expect(
         self, ids: Tensor, offsets: Tensor | None = None, num_steps: int = 1
-    ) -> "Expected[_Plan]":
+    ) -> Expected[Plan]:
         """Begin the pull of a training forward at most num_steps steps from now; a later one pulls
-        anew.  See fleet.pull_ahead.
+        anew.  0: only sort its keys, when a step waits next.  See fleet.pull_ahead.
         """
         exchange = self._connected()
-        before = exchange.clock.enter("unique")
-        plan = self._plan(ids, offsets)
-        exchange.clock.enter("pull")
-        rows = exchange.begin_rows(self._table, plan.unique)
-        kept = offsets.clone() if offsets is not None else None
-        expected = Expected(ids.clone(), kept, plan, rows, self._expected.steps + num_steps)
+        kept = ids.clone(), offsets.clone() if offsets is not None else None
+        expected = Expected(*kept, lambda: self._timed_plan(*kept))
+        if num_steps:
+            plan = expected.plan = expected.make_plan()
+            before = exchange.clock.enter("pull")
+            expected.rows = exchange.begin_rows(self._table, plan.unique)
+            exchange.clock.enter(before)
+            expected.last_step = self._expected.steps + num_steps
         self._expected.add(expected)
-        exchange.clock.enter(before)
         return expected
 
-    def forget_expected(self, expected: "Expected[_Plan]") -> bool:
+    def _timed_plan(self, ids: Tensor, offsets: Tensor | None) -> Plan:
+        clock = self._connected().clock
+        before = clock.enter("unique")
+        try:
+            return self._plan(ids, offsets)
+        finally:
+            clock.enter(before)
+
+    def forget_expected(self, expected: Expected[Plan]) -> bool:
         """Expect this look-up no more; whether it had not been made."""
         return self._expected.discard(expected)
 
@@ -154,7 +161,7 @@ class SparseEmbedding(nn.Module):
             )
         return self._exchange
 
-    def _plan(self, ids: Tensor, offsets: Tensor | None) -> "_Plan":
+    def _plan(self, ids: Tensor, offsets: Tensor | None) -> "Plan":
         for what, given in (("ids", ids), ("offsets", offsets)):
             if not isinstance(given, Tensor) and not (given is None and what == "offsets"):
                 raise TableError(
@@ -162,7 +169,7 @@ class SparseEmbedding(nn.Module):
                     f"{type(given).__name__}; use a tensor, for instance torch.tensor({what})"
                 )
         flat, lengths, batch = self._bags(ids.detach().cpu(), offsets)
-        return _Plan.make(self, flat, lengths, batch, self._connected().num_servers)
+        return Plan.make(self, flat, lengths, batch, self._connected().num_servers)
 
     def _empty_width(self, ids: Tensor) -> int:
         """Width of the output for no samples: what the ids' shape would give any number of them."""
@@ -209,91 +216,3 @@ class SparseEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """What repr(model) shows."""
         return f"{self.name!r}, {self.table_rows}, {self.dim}, pooling={self.pooling!r}"
-
-
-class _Plan:
-    """How the distinct rows of one look-up become its output, and the way back."""
-
-    def __init__(
-        self,
-        unique: UniqueKeys,
-        bag_of: np.ndarray | None,
-        lengths: np.ndarray,
-        batch: int,
-        mean: bool,
-    ):
-        self.unique, self.batch, self.mean = unique, batch, mean
-        self.bag_of, self.lengths = bag_of, lengths
-
-    @classmethod
-    def make(
-        cls,
-        embedding: SparseEmbedding,
-        flat: np.ndarray,
-        lengths: np.ndarray,
-        batch: int,
-        num_servers: int,
-    ) -> "_Plan":
-        """One sort of the ids, whole-array arithmetic for the rest."""
-        table = embedding.name
-        if embedding.pooling == "concat":
-            odd = np.flatnonzero(lengths != lengths[:1]) if lengths.size else lengths
-            if odd.size:
-                raise TableError(
-                    f"table {table!r}: pooling='concat' needs equally long bags; bag {odd[0]} has "
-                    f"{lengths[odd[0]]} ids, bag 0 has {lengths[0]}"
-                )
-        bag_of: np.ndarray | None = np.repeat(np.arange(lengths.size), lengths)
-        slots = bag_of if not embedding.shared else None
-        if embedding.pooling == "concat":
-            lengths = np.ones(flat.size, np.int64)
-            bag_of = np.arange(flat.size)
-        if embedding.padding_idx is not None and bag_of is not None:
-            keep = flat != embedding.padding_idx
-            flat, bag_of = flat[keep], bag_of[keep]
-            slots = slots[keep] if slots is not None else None
-            lengths = np.bincount(bag_of, minlength=lengths.size)
-        elif embedding.pooling == "concat" or (lengths == 1).all():
-            bag_of = None
-        if slots is not None:
-            unique_keys(flat, embedding.num_rows, 1, table)  # the range is per slot
-            flat = flat + (slots % embedding.num_slots) * embedding.num_rows
-        unique = unique_keys(flat, embedding.table_rows, num_servers, table)
-        return cls(unique, bag_of, lengths, batch, embedding.pooling == "mean")
-
-    def pool(self, rows: Tensor) -> Tensor:
-        """[u, dim] -> [bags, dim]."""
-        inverse = torch.from_numpy(self.unique.inverse)
-        if self.bag_of is None:
-            return rows.index_select(0, inverse)
-        starts = torch.from_numpy(np.cumsum(self.lengths) - self.lengths)
-        if not inverse.numel():
-            return rows.new_zeros((self.lengths.size, rows.shape[1]))
-        mode = "mean" if self.mean else "sum"
-        return nn.functional.embedding_bag(inverse, rows, starts, mode=mode)
-
-    def unpool(self, grads: Tensor) -> Tensor:
-        """Gradient of `pool`: [bags, dim] -> [u, dim], duplicates summed in order of position."""
-        order = self.unique.order
-        if self.bag_of is not None:
-            order = self.bag_of[order]
-            if self.mean:
-                lengths = torch.from_numpy(np.maximum(self.lengths, 1))
-                grads = grads / lengths.to(grads.dtype)[:, None]
-        return segment_sum(grads.contiguous(), order, self.unique.starts)
-
-
-class _Lookup(torch.autograd.Function):
-    """pool() of pulled rows; backward hands their gradient to the table instead of to a leaf."""
-
-    @staticmethod
-    def forward(ctx: Any, _: Tensor, rows: Tensor, plan: _Plan, gradient: SparseGradient) -> Tensor:
-        ctx.plan, ctx.gradient = plan, gradient
-        return plan.pool(rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
-        # This runs again when a graph is kept: each backward adds once, as for any parameter.
-        ctx.gradient.stage(ctx.plan.unique, ctx.plan.unpool(grads.detach()))
-        return ctx.gradient.placeholder(), None, None, None

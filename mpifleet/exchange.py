@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpifleet.partition import UniqueKeys
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
@@ -95,6 +96,13 @@ class Exchange(Protocol):
         """Write all tables as one file into `directory`."""
         ...
 
+    def apply_delivered(self) -> None:
+        """Return once what any worker delivered before is applied. One worker calls.
+
+        Waits for a save behind training, too. Raises CheckpointError where that failed.
+        """
+        ...
+
     def settle_saves(self) -> None:
         """Return once nothing that `save` began is being written. Raises CheckpointError."""
         ...
@@ -103,6 +111,6 @@ class Exchange(Protocol):
         """Check a checkpoint file's digests. Raises CheckpointError."""
         ...
 
-    def load(self, path: Path) -> None:
-        """Replace all tables by those of a file that was checked."""
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
+        """Replace the tables by those of a file that was checked. Raises CheckpointError."""
         ...

@@ -24,7 +24,19 @@ from mpifleet.role_makers import (
     RoleMaker,
     is_symmetric,
 )
-from mpifleet.saves import load_persistables, save_persistables
+from mpifleet.saves import (
+    load_dense_params,
+    load_one_table,
+    load_persistables,
+    load_state_dict,
+    load_word2vec,
+    save_dense_params,
+    save_inference_model,
+    save_one_table,
+    save_persistables,
+    save_state_dict,
+    save_word2vec,
+)
 from mpifleet.strategy import BuildStrategy, DistributedStrategy, ExecutionStrategy
 from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
@@ -46,11 +58,20 @@ __all__ = [
     "is_first_worker",
     "is_server",
     "is_worker",
+    "load_dense_params",
+    "load_one_table",
     "load_persistables",
+    "load_state_dict",
+    "load_word2vec",
     "pull_ahead",
     "run_server",
     "run_threads",
+    "save_dense_params",
+    "save_inference_model",
+    "save_one_table",
     "save_persistables",
+    "save_state_dict",
+    "save_word2vec",
     "server_endpoints",
     "server_index",
     "server_num",
@@ -179,10 +200,13 @@ def distributed_optimizer(
     return session.optimizer
 
 
-def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
-    """Prepare a server; dirname: a checkpoint to start from, on every server the same."""
+def init_server(dirname: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
+    """Prepare a server; dirname: a checkpoint to start from, on every server the same.
+
+    strict=False: take of it what fits; the rest begins as without it, and server 0 logs what.
+    """
     if dirname is not None:
-        current().load_from = Path(dirname).absolute()
+        current().load_from, current().load_strict = Path(dirname).absolute(), strict
 
 
 def run_server() -> None:
@@ -212,7 +236,8 @@ def pull_ahead(
     """The same batches, with the rows of the next ones pulled while this one trains.
 
     look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
-    strategy.pull_ahead says how many batches ahead; with 0 nothing is pulled ahead.  A row pulled
+    strategy.pull_ahead says how many batches ahead.  With 0, which is all that sync mode has, no
+    row is pulled ahead, but the next batch's keys are sorted while a step waits.  A row pulled
     ahead may miss the last pushes; dense parameters never do. Memory: rows of so many batches.
     """
     session = current()

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpifleet.checkpoint import open_checkpoint
+from mpifleet.checkpoint import Checkpoint, open_checkpoint
 from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.mpi import gather_json, serial
 from mpifleet.partition import pieces
+from mpifleet.ps.fit import extra_entry, misfit_entry, missing_entry
+from mpifleet.ps.load_report import LoadedEntry, LoadReport
 from mpifleet.window import MAX_COUNT
 
 
@@ -76,25 +78,39 @@ def to_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_arrays(path: Path, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: Path, tensors: dict[str, Tensor], strict: bool = True
+) -> tuple[dict[str, np.ndarray], list[LoadedEntry]]:
     """The values of the tensors in a checkpoint that was checked; the tensors stay as they are.
 
-    Raises CheckpointError naming the first that is missing or of another shape.
+    Returns those that fit, by name, and what became of each tensor and of each buffer of the file.
+    Raises CheckpointError naming the first that is missing or of another shape, where strict.
     """
-    if not tensors:
-        return {}
+    arrays, entries = {}, []
     with open_checkpoint(path, checked=True) as checkpoint:
-        saved, path = checkpoint.buffers(), checkpoint.path
-    for name, tensor in tensors.items():
-        if name not in saved:
-            raise CheckpointError(f"buffer {name!r} is not in the checkpoint ({path})")
-        theirs, ours = saved[name].shape, tuple(tensor.shape)
-        if theirs != ours:
-            raise CheckpointError(f"buffer {name!r} is {theirs} in the file, {ours} here ({path})")
-    return saved
+        path = checkpoint.path
+        for name, tensor in tensors.items():
+            entries.append(_entry(checkpoint, name, tuple(tensor.shape)))
+            if entries[-1].is_taken:
+                arrays[name] = checkpoint.buffer_block(name)
+        extra = [name for name in checkpoint.buffer_names if name not in tensors]
+    entries += [extra_entry("buffer", name, path) for name in extra]
+    failure = LoadReport(str(path), tuple(entries)).failure()
+    if strict and failure:
+        raise CheckpointError(failure)
+    return arrays, entries
+
+
+def _entry(checkpoint: Checkpoint, name: str, ours: tuple[int, ...]) -> LoadedEntry:
+    if name not in checkpoint.buffer_names:
+        return missing_entry("buffer", name, checkpoint.path)
+    theirs, _ = checkpoint.buffer_shape(name)
+    if theirs != ours:
+        return misfit_entry("buffer", name, theirs, ours, checkpoint.path)
+    return LoadedEntry("buffer", name, "taken")
 
 
 def set_tensors(tensors: dict[str, Tensor], arrays: dict[str, np.ndarray]) -> None:
     """Write what `read_arrays` gave into the tensors."""
-    for name, tensor in tensors.items():
-        tensor.detach().copy_(torch.from_numpy(arrays[name].copy()))
+    for name, values in arrays.items():
+        tensors[name].detach().copy_(torch.from_numpy(values.copy()))

@@ -3,13 +3,14 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from mpifleet.errors import ConfigError
+from mpifleet.errors import ConfigError, KeyRangeError, TableError
 from mpifleet.log import get_logger
 from mpifleet.ps.rows_pull import PulledRows
 
@@ -19,16 +20,29 @@ Announced = list[tuple[Any, Any]]
 """Embeddings, each with a look-up that it expects."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Expected(Generic[Plan]):
-    """A look-up that is to come: a copy of its ids, how its rows become its output, the rows."""
+    """A look-up that is to come: a copy of its ids, how its rows become its output, the rows.
+
+    make_plan: what gives its plan.  plan: None where it is made while a step waits.  rows: None
+    where they are pulled when the look-up comes.
+    """
 
     ids: Tensor
     offsets: Tensor | None
-    plan: Plan
-    rows: PulledRows
+    make_plan: Callable[[], Plan]
+    plan: Plan | None = None
+    rows: PulledRows | None = None
     last_step: int = sys.maxsize
     """The step of its table up to which its rows are as fresh as was promised."""
+
+    def progress(self) -> None:
+        """Do now what can be done before the look-up comes."""
+        if self.rows is not None:
+            self.rows.read_near()
+        elif self.plan is None:
+            with suppress(KeyRangeError, TableError):  # raised by the look-up, where it belongs
+                self.plan = self.make_plan()
 
     def is_for(self, ids: Tensor, offsets: Tensor | None) -> bool:
         """Whether a look-up is this one, by its ids: a tensor may have changed meanwhile."""
@@ -74,10 +88,12 @@ class ExpectedLookUps(Generic[Plan]):
         return False
 
     def read_near(self) -> None:
-        """A step was made: read what this rank can read itself for the look-up that comes next."""
+        """A step was made: read what this rank can read itself for the look-up that comes next,
+        or sort its keys.
+        """
         self.steps += 1
         if self._queue:
-            self._queue[0].rows.read_near()
+            self._queue[0].progress()
 
     def clear(self) -> None:
         """Expect nothing any more."""
@@ -91,6 +107,7 @@ def ahead(
 ) -> Iterator[Batch]:
     """The same batches; `num_batches` before its turn each one's look-ups are announced.
 
+    With 0 one batch before its turn, for its keys alone: they are sorted while a step waits.
     look_ups: gives {embedding: ids or (ids, offsets)} of a batch, what its forward will look up.
     Raises ConfigError where it gives something else.
     """
@@ -100,14 +117,14 @@ def ahead(
         while True:
             try:
                 batch = next(source)
-                announced = _announce(look_ups(batch), num_batches) if num_batches else []
+                announced = _announce(look_ups(batch), num_batches)
             except StopIteration:
                 break
             except Exception as failure:
                 error = failure  # what was delivered before is trained first, as without this
                 break
             waiting.append((batch, announced))
-            if len(waiting) > num_batches:
+            if len(waiting) > max(num_batches, 1):
                 yield waiting[0][0]
                 _forget(waiting.popleft()[1])
         while waiting:
@@ -128,7 +145,8 @@ _told: set[str] = set()
 def _forget(announced: Announced) -> None:
     """Forget what a batch announced and did not look up; say so once per table."""
     for embedding, expected in announced:
-        if embedding.forget_expected(expected) and embedding.name not in _told:
+        unused = embedding.forget_expected(expected) and expected.rows is not None
+        if unused and embedding.name not in _told:
             _told.add(embedding.name)
             get_logger().warning(
                 "table %r: a look-up announced to fleet.pull_ahead was not made by the training of "

@@ -58,6 +58,7 @@ class Session:
         self.model: nn.Module | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.load_from: Path | None = None
+        self.load_strict = True
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
         self.roles: Roles | None = None
@@ -138,7 +139,8 @@ class Session:
         if not self.is_server:
             keep_freed_memory()
         if self.roles is None:
-            self.exchange = local_exchange(self.optimizer, self.strategy, self.load_from)
+            start = (self.load_from, self.load_strict)
+            self.exchange = local_exchange(self.optimizer, self.strategy, *start)
         else:
             assert self._mpi is not None
             settings = job_settings(self.strategy)
@@ -151,6 +153,7 @@ class Session:
                 *self.optimizer.hypers(),
                 self.optimizer.first_values(),
                 self.load_from,
+                self.load_strict,
             )
             if self._job.client is not None:
                 self.exchange = remote_exchange(self._job.client, settings)

@@ -243,6 +243,10 @@ class ThreadExchange:
         """See finish."""
         raise _not_in_a_thread("check")
 
+    def apply_delivered(self) -> None:
+        """See finish."""
+        raise _not_in_a_thread("apply_delivered")
+
     def settle_saves(self) -> None:
         """See finish."""
         raise _not_in_a_thread("settle_saves")

@@ -1,7 +1,13 @@
-"""Load a checkpoint of train.py and print the same test AUC, in one process or as a job.
+"""Load what train.py wrote and print the same test AUC.
 
-python infer.py --load checkpoints/movielens
-mpifleet run --server_num 1 --worker_num 2 infer.py --load checkpoints/movielens
+A checkpoint, in one process or as a job:
+
+    python infer.py --load checkpoints/movielens
+    mpifleet run --server_num 1 --worker_num 2 infer.py --load checkpoints/movielens
+
+An exported model, in one process that needs neither MPI nor a job:
+
+    python infer.py --model served/movielens
 """
 
 from __future__ import annotations
@@ -12,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clicks import TABLE_ROWS, Share, open_clicks, prepare
-from job import TABLE, add_options, auc_line, build, data_dir
+from job import TABLE, add_options, auc_line, build, data_dir, make_model
 
-from mpifleet import fleet
+from mpifleet import fleet, inference
 from mpifleet.checkpoint import open_checkpoint
 from mpifleet.errors import ConfigError
 
@@ -23,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Predict the held-out samples, each worker its share; on a server, serve."""
     args = parse(argv)
     prepare(args.data, data_dir(args))
+    if args.model is not None:
+        print(predict_alone(args), flush=True)
+        return 0
     fleet.init()
     model, _ = build(args, fleet.DistributedStrategy())
     if fleet.is_server():
@@ -38,6 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line, flush=True)
     fleet.stop_worker()
     return 0
+
+
+def predict_alone(args: argparse.Namespace) -> str:
+    """The line of an exported model."""
+    model = inference.load(args.model, make_model(args)).eval()
+    clicks = open_clicks(args.data, data_dir(args), args.seed)
+    return auc_line(model, clicks.test(Share(0, 1)), args.bf16, is_job=False)
 
 
 def check_fits(args: argparse.Namespace) -> None:
@@ -59,9 +75,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="example: python infer.py --data movielens --load checkpoints/movielens",
     )
     add_options(parser)
-    parser.add_argument(
-        "--load", type=Path, required=True, metavar="DIR", help="what train.py --save wrote"
-    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--load", type=Path, metavar="DIR", help="what train.py --save wrote")
+    what.add_argument("--model", type=Path, metavar="DIR", help="what train.py --export wrote")
     return parser.parse_args(argv)
 
 

@@ -47,13 +47,18 @@ def data_dir(args: argparse.Namespace) -> Path:
     return args.data_dir or Path(".data") / DATA_DIRS[args.data]
 
 
+def make_model(args: argparse.Namespace) -> CTRDNN:
+    """The model, whose rows are elsewhere."""
+    torch.manual_seed(args.seed)
+    table = fleet.SparseEmbedding(TABLE, TABLE_ROWS[args.data], DIM, scale=INIT_SCALE)
+    return CTRDNN(table, dim=DIM)
+
+
 def build(
     args: argparse.Namespace, strategy: fleet.DistributedStrategy, lr: float = 1e-3
 ) -> tuple[CTRDNN, torch.optim.Optimizer]:
     """The model and its optimizer, the same on every rank."""
-    torch.manual_seed(args.seed)
-    table = fleet.SparseEmbedding(TABLE, TABLE_ROWS[args.data], DIM, scale=INIT_SCALE)
-    model = CTRDNN(table, dim=DIM)
+    model = make_model(args)
     optimizer = torch.optim.Adam(model.parameters(), lr)
     return model, fleet.distributed_optimizer(optimizer, strategy, model=model)
 
@@ -64,12 +69,15 @@ def tensors(batch: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return dense, ids, torch.from_numpy(batch.labels)
 
 
-def auc_line(model: CTRDNN, share: Iterable[Samples], bf16: bool) -> str:
-    """Test AUC over the shares of all workers, as one line. Collective over workers."""
+def auc_line(model: CTRDNN, share: Iterable[Samples], bf16: bool, is_job: bool = True) -> str:
+    """Test AUC over the shares of all workers, as one line. Collective over workers.
+
+    is_job: else this process has all the samples.
+    """
     metric = AUC()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         for batch in share:
             dense, ids, _ = tensors(batch)
             metric.update(model.probability(dense, ids).numpy(), batch.labels)
-    merged = metric.merged(fleet.util)
+    merged = metric.merged(fleet.util) if is_job else metric
     return f"test AUC {merged.compute():.4f} ({merged.num_samples} samples)"

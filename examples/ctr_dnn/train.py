@@ -43,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fleet.is_server():
         fleet.run_server()
         return 0
-    if args.save is not None and fleet.is_first_worker():
-        check_writable(args.save)
+    for option in ("save", "export") if fleet.is_first_worker() else ():
+        if getattr(args, option) is not None:
+            check_writable(getattr(args, option), option)
     fleet.init_worker()
 
     share = Share(fleet.worker_index(), fleet.worker_num())
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         fleet.barrier_worker()
     if args.save is not None:
         fleet.save_persistables(args.save)
+    if args.export is not None:
+        fleet.save_inference_model(args.export, keys="trained")
     fleet.stop_worker()
     return 0
 
@@ -101,14 +104,16 @@ def train_epoch(
             losses.clear()
 
 
-def check_writable(directory: Path) -> None:
-    """Make the directory of a checkpoint: better refused now than after training."""
+def check_writable(directory: Path, option: str = "save") -> None:
+    """Make a directory that is asked for: better refused now than after training."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise ConfigError(f"--save {directory}: cannot write there: {error.strerror}") from error
+        raise ConfigError(
+            f"--{option} {directory}: cannot write there: {error.strerror}"
+        ) from error
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -139,6 +144,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--batch-size - 1 more may be trained (default: all)",
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
+    parser.add_argument(
+        "--export", type=Path, metavar="DIR", help="write a model for infer.py --model there"
+    )
     return parser.parse_args(argv)
 
 

@@ -3,9 +3,12 @@
 The only part of the package that imports h5py.
 """
 
+from mpifleet.checkpoint.about import About, Link
+from mpifleet.checkpoint.chain import link_to, members
 from mpifleet.checkpoint.chunk_places import ChunkPlaces, Sized
 from mpifleet.checkpoint.chunks import Chunks, chunks_of, gzip_level, packed
 from mpifleet.checkpoint.collective import (
+    MPIO,
     CollectiveFile,
     digest_share,
     reserve,
@@ -13,8 +16,15 @@ from mpifleet.checkpoint.collective import (
 )
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
-from mpifleet.checkpoint.layout import CHECKPOINT_FORMAT, DenseEntry, DenseShape, SparseShape
-from mpifleet.checkpoint.reader import Checkpoint, open_checkpoint
+from mpifleet.checkpoint.layout import (
+    CHECKPOINT_FORMAT,
+    MODEL_FACT,
+    DenseEntry,
+    DenseShape,
+    SparseShape,
+)
+from mpifleet.checkpoint.opening import Delta, open_checkpoint
+from mpifleet.checkpoint.reader import Checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
     Places,
@@ -28,14 +38,19 @@ from mpifleet.checkpoint.writer import (
 __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
+    "MODEL_FACT",
+    "MPIO",
+    "About",
     "Block",
     "Checkpoint",
     "ChunkPlaces",
     "Chunks",
     "CollectiveFile",
+    "Delta",
     "DenseEntry",
     "DenseShape",
     "Keep",
+    "Link",
     "Newcomer",
     "Part",
     "Places",
@@ -47,6 +62,8 @@ __all__ = [
     "gzip_level",
     "is_checkable",
     "lay_out",
+    "link_to",
+    "members",
     "newest",
     "open_checkpoint",
     "packed",

@@ -14,6 +14,8 @@ from h5py import h5p, h5s
 from mpifleet.checkpoint.digests import BLOCK_BYTES, Block, digest_of, read_at
 from mpifleet.partition import pieces
 
+MPIO = "mpio"
+"""What HDF5 calls its MPI driver."""
 MAPS = "/proc/self/maps"
 SLACK = 16
 """Part of the arrays' bytes, one in so many, that is reserved on top for what HDF5 adds."""
@@ -54,7 +56,7 @@ class CollectiveFile:
     """
 
     def __init__(self, path: Path, comm: Any) -> None:
-        self._file = h5py.File(path, "r+", driver="mpio", comm=comm)
+        self._file = h5py.File(path, "r+", driver=MPIO, comm=comm)
         self._how = h5p.create(h5p.DATASET_XFER)
         self._how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
         self._path = ""

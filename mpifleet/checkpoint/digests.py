@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from mpifleet.checkpoint.about import About
 from mpifleet.errors import CheckpointError
 
 SUFFIX = ".sums"
@@ -22,6 +23,8 @@ HASH = "xxh3-128"
 SUMS_FORMAT = 1
 BLOCK_BYTES = 16 << 20
 """Upper bound of the bytes under one digest, written or checked at once."""
+BLOCKS = ', "blocks":'
+"""What ends the facts in the first line of a file of digests."""
 READERS = 2
 """Threads that check; each holds one block."""
 
@@ -45,24 +48,29 @@ def sums_path(path: Path) -> Path:
 
 
 class Sums(NamedTuple):
-    """What a whole file must be: its size, and blocks that cover it in order without a gap."""
+    """What a whole file must be: its size, and blocks that cover it in order without a gap.
+
+    about: what it holds, which can be told so without HDF5.
+    """
 
     size: int
     blocks: tuple[Block, ...]
+    about: About = About()
 
     @classmethod
-    def of_blocks(cls, blocks: Iterable[Block]) -> Sums:
+    def of_blocks(cls, blocks: Iterable[Block], about: About = About()) -> Sums:  # noqa: B008
         """Blocks in any order. Raises ValueError where they overlap or leave a gap."""
         ordered, end = tuple(sorted(blocks)), 0
         for block in ordered:
             if block.start != end or block.num_bytes < 1:
                 raise ValueError(f"bytes from {end} to {block.start} have no digest")
             end += block.num_bytes
-        return cls(end, ordered)
+        return cls(end, ordered, about)
 
     def text(self) -> str:
         """One JSON object, a block per line."""
-        head = f'{{"format": {SUMS_FORMAT}, "hash": "{HASH}", "size": {self.size}, "blocks": [\n'
+        facts = {"format": SUMS_FORMAT, "hash": HASH, "size": self.size, **self.about.facts()}
+        head = json.dumps(facts)[:-1] + BLOCKS + " [\n"
         return head + ",\n".join(json.dumps(list(block)) for block in self.blocks) + "\n]}\n"
 
     @classmethod
@@ -74,7 +82,7 @@ class Sums(NamedTuple):
             if (found["format"], found["hash"]) != (SUMS_FORMAT, HASH):
                 raise ValueError(f"format {found['format']}, hash {found['hash']!r}")
             blocks = [Block(int(s), int(n), str(text)) for s, n, text in found["blocks"]]
-            sums = cls.of_blocks(blocks)
+            sums = cls.of_blocks(blocks, About.of(found))
             if sums.size != int(found["size"]):
                 raise ValueError(f"its blocks have {sums.size} bytes, not {found['size']}")
         except FileNotFoundError as cause:

@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpifleet.checkpoint.about import About
+from mpifleet.checkpoint.chain import about_of, check_continues, members, units
 from mpifleet.checkpoint.digests import Block, Sums, digest_rest, sums_path
 from mpifleet.errors import CheckpointError
+from mpifleet.log import get_logger
 
 LATEST = "latest"
 _NUMBERED = re.compile(r"model-(\d{6,})\.h5")
@@ -66,8 +69,8 @@ def numbers(directory: Path) -> list[int]:
 def newest(where: Path) -> Path:
     """The file to read: `where` itself, or the newest complete checkpoint of that directory.
 
-    What `latest` names counts, where it is complete; else the highest number.  Raises
-    CheckpointError where there is none.
+    What `latest` names counts, where it is complete; else the highest number.  A delta is complete
+    where all that it follows is.  Raises CheckpointError where there is none.
     """
     if not where.is_dir():
         if where.is_file():
@@ -77,12 +80,27 @@ def newest(where: Path) -> Path:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         named = _NUMBERED.fullmatch((where / LATEST).read_text(encoding="utf-8").strip())
         if named and int(named[1]) in there:
-            return where / named.string
+            there.append(int(named[1]))
     if there:
-        return where / name_of(there[-1])
+        return _newest_whole([where / name_of(number) for number in reversed(there)])
     if (where / OLD_NAME).is_file():
         return where / OLD_NAME
     raise CheckpointError(f"no checkpoint at {where}: it holds no complete {name_of(1)} or later")
+
+
+def _newest_whole(paths: list[Path]) -> Path:
+    """The first that is no delta or has all that it follows. Raises the first one's error."""
+    broken: list[str] = []
+    for path in paths:
+        try:
+            members(path)
+        except CheckpointError as error:
+            broken.append(str(error))
+            continue
+        if broken:
+            get_logger().warning("%s; %s is the newest complete one", broken[0], path)
+        return path
+    raise CheckpointError(broken[0])
 
 
 def is_checkable(path: Path) -> bool:
@@ -94,13 +112,23 @@ class Newcomer:
     """A checkpoint that is being written: a private file, locked while its writer lives.
 
     Its number is above all others, also those that others are writing now.  Making one removes what
-    writers left that were killed.  Raises OSError.
+    writers left that were killed.  spared: see `prune`.  Raises OSError; CheckpointError where the
+    directory is another's or has not what this one follows.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        about: About = About(),  # noqa: B008 -- frozen
+        spared: str = "",
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+        self.directory, self.about, self.spared = directory, about, spared
         remove_leftovers(directory)
+        if about.follows is not None:
+            check_continues(directory, about.follows)
+        for number in numbers(directory)[-1:]:
+            about.check_goes_with(about_of(directory / name_of(number)), directory)
         self.descriptor, self.number = _reserve(directory)
         self.target = directory / name_of(self.number)
         self.temporary = _temporary(directory, self.number)
@@ -111,7 +139,7 @@ class Newcomer:
         blocks: digests of parts of it; what they leave out is read back.  Raises OSError before
         anything is to be seen, or after that with the new one whole.
         """
-        sums = Sums.of_blocks(digest_rest(self.descriptor, blocks))
+        sums = Sums.of_blocks(digest_rest(self.descriptor, blocks), self.about)
         os.fchmod(self.descriptor, 0o666 & ~_umask())
         os.fsync(self.descriptor)
         beside = self.temporary.with_name(self.temporary.name + ".sums")
@@ -124,7 +152,7 @@ class Newcomer:
             _write_synced(pointer, self.target.name + "\n")
             os.replace(pointer, self.directory / LATEST)  # noqa: PTH105
             sync_directory(self.directory)
-        prune(self.directory, keep)
+        prune(self.directory, keep, self.spared)
         return self.target
 
     def close(self) -> None:
@@ -135,11 +163,19 @@ class Newcomer:
             os.close(self.descriptor)
 
 
-def prune(directory: Path, keep: Keep) -> None:
-    """Remove the checkpoints that need not stay, and version 1's only file, which is older."""
-    for number in numbers(directory)[: -keep.last]:
-        if not keep.spares(number):
-            path = directory / name_of(number)
+def prune(directory: Path, keep: Keep, spared: str = "") -> None:
+    """Remove the checkpoints that need not stay, and version 1's only file, which is older.
+
+    A chain of base and deltas counts as one, and stays whole where one of its files would stay.
+    spared: a file that stays, with its chain.
+    """
+    there = {directory / name_of(number): number for number in numbers(directory)}
+    groups = units(there)
+    whole = [group for group, is_whole in groups if is_whole][-keep.last :]
+    for group, _ in groups:
+        if group in whole or any(keep.spares(there[p]) or p.name == spared for p in group):
+            continue
+        for path in reversed(group):  # a crash meanwhile leaves the older ones of a chain whole
             path.unlink(missing_ok=True)
             sums_path(path).unlink(missing_ok=True)
     (directory / OLD_NAME).unlink(missing_ok=True)

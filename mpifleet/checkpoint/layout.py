@@ -23,6 +23,10 @@ READABLE_FORMATS = (1, 2)
 
 FORMAT_NAME = "mpifleet-checkpoint"
 RESERVED_STATE_NAMES = ("rows", "keys")
+MAX_ATTRIBUTE_BYTES = 32 << 10
+"""Longer facts become datasets: HDF5 holds attributes of less than 64 KiB."""
+MODEL_FACT = "model"
+"""Name of the fact that says how the model calls its tensors, for exports into other formats."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class SparseShape:
     """A sparse table without its values: keys 0 to num_rows - 1, in num_shards stretches.
 
     Stretch s holds the keys s, s + num_shards, s + 2 num_shards, ... in this order.
-    attrs: JSON-able facts (initializer, seed, update count, rule).
+    attrs: JSON-able facts (initializer, seed, update count, rule).  stretches: of a delta, how many
+    keys each stretch holds of these.
     """
 
     name: str
@@ -67,6 +72,7 @@ class SparseShape:
     state_names: tuple[str, ...]
     attrs: Mapping[str, Any]
     num_shards: int = 1
+    stretches: tuple[int, ...] | None = None
 
     def path(self, slot: str) -> str:
         """Path inside the file of "keys", "rows" or a slot of the state."""
@@ -81,13 +87,20 @@ class SparseShape:
 
     def first_row(self, shard: int) -> int:
         """Where stretch `shard` begins in the file's order."""
+        if self.stretches is not None:
+            return sum(self.stretches[:shard])
         return sum(shard_rows(self.num_rows, self.num_shards, s) for s in range(shard))
+
+    @property
+    def stored_rows(self) -> int:
+        """How many rows are in the file."""
+        return self.num_rows if self.stretches is None else sum(self.stretches)
 
     @property
     def num_bytes(self) -> int:
         """Of keys, rows and state."""
         row_bytes = self.dim * np.dtype(self.dtype).itemsize * (1 + len(self.state_names))
-        return self.num_rows * (8 + row_bytes)
+        return self.stored_rows * (8 + row_bytes)
 
 
 @dataclass(eq=False)

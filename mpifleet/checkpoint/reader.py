@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpifleet.checkpoint.digests import check
-from mpifleet.checkpoint.directory import is_checkable, newest
+from mpifleet.checkpoint.about import About
+from mpifleet.checkpoint.items import by_name, members_of, shape_of
 from mpifleet.checkpoint.layout import (
     FORMAT_NAME,
     READABLE_FORMATS,
@@ -23,7 +22,6 @@ from mpifleet.checkpoint.layout import (
     DenseShape,
     SparseShape,
     entry_name,
-    is_numeric,
     link_name,
 )
 from mpifleet.errors import CheckpointError
@@ -33,27 +31,14 @@ Box = tuple[slice, ...]
 """A part of an array: one slice per axis."""
 
 
-def open_checkpoint(path: str | os.PathLike[str], checked: bool = False) -> Checkpoint:
-    """Open `path`, a checkpoint file or a directory of them, whose newest counts; with `with`.
-
-    checked: its digests were looked at already.  Raises CheckpointError where it is missing,
-    truncated, damaged, incomplete, of another version or no checkpoint at all.
-    """
-    where = newest(Path(path))
-    is_old = not is_checkable(where)
-    if not is_old and not checked:
-        check(where)
+def open_file(where: Path) -> h5py.File:
+    """The HDF5 file, whose digests were checked. Raises CheckpointError."""
     try:
-        file = h5py.File(where, "r", locking=False)
+        return h5py.File(where, "r", locking=False)
     except OSError as cause:
         raise CheckpointError(
             f"checkpoint {where} cannot be opened; it is damaged, truncated or not HDF5: {cause}"
         ) from cause
-    try:
-        return Checkpoint(file, where, is_old)
-    except BaseException:
-        file.close()
-        raise
 
 
 class Checkpoint:
@@ -69,8 +54,10 @@ class Checkpoint:
         self._check_head(is_old)
         with self._reading("its table of contents"):
             facts = list(file["meta"].attrs.items())
+            facts += [(n, self._array(item).tobytes()) for n, item in members_of(file["meta"])]
             self.meta: dict[str, Any] = {entry_name(n): json.loads(text) for n, text in facts}
-            self._groups = {kind: _by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
+            self._groups = {kind: by_name(file[kind]) for kind in ("dense", "sparse", "buffers")}
+            self.about = About.of(file.attrs)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -86,6 +73,11 @@ class Checkpoint:
     def close(self) -> None:
         """Close the file; may be called again."""
         self._file.close()
+
+    @property
+    def members(self) -> tuple[Path, ...]:
+        """The files that it is read from, base first."""
+        return (self.path,)
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -117,8 +109,8 @@ class Checkpoint:
         """One dense parameter without its values."""
         group = self._entry("dense", name)
         with self._reading(f"dense parameter {name!r}"):
-            shape, dtype = _shape_of(group["value"])
-            state = {entry_name(slot): item.shape for slot, item in _members(group["state"])}
+            shape, dtype = shape_of(group["value"])
+            state = {entry_name(slot): item.shape for slot, item in members_of(group["state"])}
             attrs = dict(json.loads(group.attrs["attributes"]))
             step = int(group.attrs["step"])
         for slot, found in state.items():
@@ -140,28 +132,36 @@ class Checkpoint:
         """A part of a parameter, or of a slot of its state; () is all of it."""
         group = self._entry("dense", name)
         with self._reading(f"dense parameter {name!r}"):
-            members = {entry_name(link): item for link, item in _members(group["state"])}
+            members = {entry_name(link): item for link, item in members_of(group["state"])}
             return self._array(group["value"] if slot is None else members[slot], box)
 
     def sparse(self, name: str) -> SparseShape:
         """One sparse table without its rows."""
+        return self.stored(name)
+
+    def stored(self, name: str) -> SparseShape:
+        """What this file itself holds of a sparse table: of a delta's, the changed rows."""
         group = self._entry("sparse", name)
         with self._reading(f"sparse table {name!r}"):
             num_rows, dim = int(group.attrs["num_rows"]), int(group.attrs["dim"])
             num_shards = int(group.attrs.get("num_shards", 1))
             attrs = dict(json.loads(group.attrs["attributes"]))
             dtype = str(group["rows"].dtype)
-            state_names = tuple(entry_name(slot) for slot, _ in _members(group["state"]))
-            shapes = [group["rows"].shape, *(item.shape for _, item in _members(group["state"]))]
-            num_keys = group["keys"].shape
-            if num_shards < 1:
-                raise ValueError(f"num_shards {num_shards}")
-        if num_keys != (num_rows,) or any(shape != (num_rows, dim) for shape in shapes):
+            state_names = tuple(entry_name(slot) for slot, _ in members_of(group["state"]))
+            shapes = [group["rows"].shape, *(item.shape for _, item in members_of(group["state"]))]
+            num_keys, stretches = group["keys"].shape, None
+            if "stretches" in group:
+                stretches = tuple(self._array(group["stretches"]).tolist())
+            if num_shards < 1 or len(stretches or [0] * num_shards) != num_shards:
+                raise ValueError(f"num_shards {num_shards}, stretches {stretches}")
+        table = SparseShape(name, num_rows, dim, dtype, state_names, attrs, num_shards, stretches)
+        count = table.stored_rows
+        if num_keys != (count,) or any(shape != (count, dim) for shape in shapes):
             raise CheckpointError(
                 f"checkpoint {self.path}: table {name!r} has num_rows={num_rows}, dim={dim}, but "
                 f"keys {num_keys}, rows and state {shapes}"
             )
-        return SparseShape(name, num_rows, dim, dtype, state_names, attrs, num_shards)
+        return table
 
     def read_rows(
         self, table: SparseShape, shard: int, first: int, out: Mapping[str, np.ndarray]
@@ -171,26 +171,33 @@ class Checkpoint:
         out: C-contiguous arrays [n, dim] of the table's dtype; row i of stretch s is that of key
         s + i * num_shards.  O(bytes moved), without another copy.
         """
-        group, count = self._entry("sparse", table.name), len(out["rows"])
+        count = len(out["rows"])
         most = shard_rows(table.num_rows, table.num_shards, shard)
         if not (0 <= shard < table.num_shards and 0 <= first <= first + count <= most):
             raise CheckpointError(
                 f"checkpoint {self.path}: rows [{first}, {first + count}) of stretch {shard} of "
                 f"table {table.name!r} lie outside [0, {most})"
             )
-        start = table.first_row(shard) + first
-        where = np.s_[start : start + count]
-        with self._reading(f"sparse table {table.name!r}"):
-            keys = self._array(group["keys"], (where,))
-            for slot, values in out.items() if count else ():
-                own = slot in RESERVED_STATE_NAMES
-                item = group[slot] if own else group["state"][link_name(slot)]
-                _shape_of(item)
-                item.read_direct(values, where)
+        keys = np.empty(count, np.int64)
+        self.read_stored(table.name, table.first_row(shard) + first, {"keys": keys, **out})
         if not np.array_equal(keys, np.arange(first, first + count) * table.num_shards + shard):
             raise CheckpointError(
                 f"checkpoint {self.path}: table {table.name!r} does not hold its keys in order"
             )
+
+    def read_stored(self, name: str, start: int, out: Mapping[str, np.ndarray]) -> None:
+        """Read rows of a sparse table as they lie in this file, from place `start` on.
+
+        out: "keys" int64 [n], "rows" and state slots [n, dim], C-contiguous, of their dtypes.
+        """
+        group = self._entry("sparse", name)
+        with self._reading(f"sparse table {name!r}"):
+            for slot, values in out.items():
+                own = slot in RESERVED_STATE_NAMES
+                item = group[slot] if own else group["state"][link_name(slot)]
+                shape_of(item)
+                if len(values):
+                    item.read_direct(values, np.s_[start : start + len(values)])
 
     def shard_block(self, name: str, shard: int, first: int, last: int) -> dict[str, np.ndarray]:
         """{"rows": [n, dim], each state name: [n, dim]} of rows [first, last) of one stretch."""
@@ -227,7 +234,7 @@ class Checkpoint:
         """(shape, dtype) of one buffer."""
         group = self._entry("buffers", name)
         with self._reading(f"buffer {name!r}"):
-            return _shape_of(group["value"])
+            return shape_of(group["value"])
 
     def buffer_block(self, name: str, box: Box = ()) -> np.ndarray:
         """A part of a buffer; () is all of it."""
@@ -260,7 +267,7 @@ class Checkpoint:
         return groups[name]
 
     def _array(self, item: Any, box: Box = ()) -> np.ndarray:
-        _shape_of(item)
+        shape_of(item)
         return np.asarray(item[box])
 
     @contextlib.contextmanager
@@ -273,25 +280,3 @@ class Checkpoint:
             raise CheckpointError(
                 f"checkpoint {self.path} is damaged at {what}: {cause}"
             ) from cause
-
-
-def _shape_of(item: Any) -> tuple[tuple[int, ...], str]:
-    """(shape, dtype) of a dataset. Raises TypeError where it is none, or not one of numbers."""
-    if not isinstance(item, h5py.Dataset) or not is_numeric(item.dtype):
-        raise TypeError(f"{item!r} is not an array of numbers")
-    return tuple(item.shape), str(item.dtype)
-
-
-def _by_name(parent: h5py.Group) -> dict[str, h5py.Group]:
-    members = [group for _, group in _members(parent)]
-    groups = sorted(members, key=lambda group: int(group.attrs["index"]))
-    return {str(group.attrs["name"]): group for group in groups}
-
-
-def _members(group: h5py.Group) -> list[tuple[str, Any]]:
-    """Names and members, all at once.
-
-    Not by a loop over items(): that holds h5py's lock between its turns, and where an error ends
-    the loop, whichever thread collects the garbage gives the lock back, and waits for ever.
-    """
-    return list(group.items())

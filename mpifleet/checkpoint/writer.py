@@ -23,6 +23,7 @@ from mpifleet.checkpoint.directory import Keep, Newcomer
 from mpifleet.checkpoint.layout import (
     CHECKPOINT_FORMAT,
     FORMAT_NAME,
+    MAX_ATTRIBUTE_BYTES,
     RESERVED_STATE_NAMES,
     DenseEntry,
     DenseShape,
@@ -63,6 +64,7 @@ def lay_out(
     try:
         with h5py.File(sink, "w") as file:
             places = _lay_out_all(file, dense, sparse, buffers, meta, level)
+            file.attrs.update(newcomer.about.facts())
             sink.check()
     finally:
         sink.check()  # the disk's error, not what HDF5 made of it
@@ -84,7 +86,11 @@ def _lay_out_all(
         file.attrs["compression"] = f"gzip-{level}"
     facts = file.create_group("meta")
     for name, value in meta.items():
-        facts.attrs[link_name(name)] = json_text(f"meta entry {name!r}", value)
+        text = json_text(f"meta entry {name!r}", value)
+        if len(text) > MAX_ATTRIBUTE_BYTES:  # JSON text here is ASCII
+            facts.create_dataset(link_name(name), data=np.frombuffer(text.encode(), np.uint8))
+        else:
+            facts.attrs[link_name(name)] = text
     datasets: list[h5py.Dataset] = []
     group = file.create_group("dense")
     for index, param in enumerate(dense):
@@ -131,8 +137,10 @@ def _lay_out_sparse(group: h5py.Group, table: SparseShape, level: int) -> Iterat
     for name in ("num_rows", "dim", "num_shards"):
         group.attrs[name] = int(getattr(table, name))
     group.attrs["attributes"] = json_text(f"attrs of {table.name!r}", table.attrs)
-    shape = (table.num_rows, table.dim)
-    yield _reserve(group, "keys", (table.num_rows,), np.dtype(np.int64), level)
+    if table.stretches is not None:
+        group.create_dataset("stretches", data=np.array(table.stretches, np.int64))
+    shape = (table.stored_rows, table.dim)
+    yield _reserve(group, "keys", shape[:1], np.dtype(np.int64), level)
     yield _reserve(group, "rows", shape, dtype, level)
     state = group.create_group("state")
     for slot in table.state_names:

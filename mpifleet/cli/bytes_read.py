@@ -1,4 +1,4 @@
-"""A moving line on the terminal while a checkpoint is read, once that takes long."""
+"""A moving line on the terminal while a checkpoint is read or written, once that takes long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 QUIET_S = 1.0
 """What takes no longer shows nothing."""
@@ -15,7 +22,7 @@ QUIET_S = 1.0
 class BytesRead:
     """Counts bytes and shows them on stderr, if that is a terminal; a context manager.
 
-    title: what the line begins with.  total: bytes to read.  The line is gone at the end.
+    title: what the line begins with.  total: bytes to read or write.  The line is gone at the end.
     """
 
     def __init__(self, title: str, total: int) -> None:
@@ -37,7 +44,7 @@ class BytesRead:
             self._shown.stop()
 
     def add(self, num_bytes: int) -> None:
-        """So many more have been read."""
+        """So many more have been read or written."""
         self._done += num_bytes
         if self._shown is None:
             if not self._console.is_terminal or time.monotonic() - self._begin_s < QUIET_S:
@@ -50,6 +57,7 @@ class BytesRead:
             TextColumn("{task.description}", markup=False),
             BarColumn(20),
             DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mpifleet.checkpoint import MODEL_FACT
 from mpifleet.cli.contents import strategy_differences
 from mpifleet.cli.printed import (
     Columns,
@@ -37,7 +38,10 @@ def contents_parts(found: Mapping[str, Any]) -> Iterator[str | Columns]:
     heads: tuple[str, ...] = ("name", "shape", "dtype", "updates", "rule", "state", "size")
     yield from _titled("dense parameters", heads, map(_dense_cells, found["dense"]), {3, 6})
     heads = ("name", "rows", "dim", "dtype", "stretches", "updates", "rule", "state", "size")
-    yield from _titled("sparse tables", heads, map(_table_cells, found["sparse"]), {1, 2, 4, 5, 8})
+    numbers = {1, 2, 4, 5, 8}
+    if "chain" in found:
+        heads, numbers = (*heads, "changed rows"), {*numbers, 9}
+    yield from _titled("sparse tables", heads, map(_table_cells, found["sparse"]), numbers)
     heads = ("name", "shape", "dtype", "size")
     yield from _titled("buffers", heads, map(_buffer_cells, found["buffers"]), {3})
 
@@ -56,6 +60,9 @@ def _head(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "size", size_text(found["bytes"])
     compressed = f", compressed ({found['compression']})" if found["compression"] else ""
     yield "format", f"version {found['format_version']}{compressed}"
+    yield "kind", found["kind"]
+    for at, name in enumerate(found.get("chain", ())[:-1]):
+        yield ("" if at else "follows"), printable(name)
     yield "written", found["written"].replace("T", " ").replace("+00:00", " UTC")
     if "complete" in found:
         yield "complete", ", ".join(map(str, found["complete"])) or "none with a number"
@@ -63,6 +70,8 @@ def _head(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "strategy" and isinstance(value, dict):
             changed = strategy_differences(value)
             lines = [f"{field} = {plain_text(v)}" for field, v in changed.items()]
+        elif name == MODEL_FACT:
+            continue  # names for exports: --json has them
         else:
             lines = [plain_text(value)]
         for at, line in enumerate(lines or ["all defaults"]):
@@ -89,7 +98,8 @@ def _buffer_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _table_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
     counts = [f"{entry[what]:,}" for what in ("rows", "dim")]
     more = (f"{entry['stretches']:,}", count_text(entry["updates"]), plain_text(entry["rule"]))
-    return (printable(entry["name"]), *counts, entry["dtype"], *more, *_sized(entry))
+    changed = [f"{entry['changed_rows']:,}"] if "changed_rows" in entry else []
+    return (printable(entry["name"]), *counts, entry["dtype"], *more, *_sized(entry), *changed)
 
 
 def statistics_parts(found: Mapping[str, Any]) -> Iterator[str | Columns]:

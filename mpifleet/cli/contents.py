@@ -32,6 +32,9 @@ def contents(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
     }
     if where.is_dir():
         found["complete"] = numbers(where)
+    found["kind"] = checkpoint.about.kind
+    if len(checkpoint.members) > 1:
+        found["chain"] = [path.name for path in checkpoint.members]
     found["meta"] = checkpoint.meta
     found["dense"] = [_dense(checkpoint, name) for name in checkpoint.dense_names]
     found["sparse"] = [_sparse(checkpoint, name) for name in checkpoint.sparse_names]
@@ -68,7 +71,14 @@ def _sparse(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
         "state": list(table.state_names),
         "bytes": table.num_bytes,
         "attributes": facts,
+        **_changes(checkpoint, name),
     }
+
+
+def _changes(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Of a delta how many rows it holds itself; nothing of another checkpoint."""
+    stored = checkpoint.stored(name)
+    return {} if stored.stretches is None else {"changed_rows": stored.stored_rows}
 
 
 def _buffer(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from mpifleet.cli.contents import contents, flat
 from mpifleet.cli.row_statistics import FIRST_KEYS
 
 KINDS = ("dense", "sparse", "buffers")
-_NOT_COMPARED = ("name", "bytes", "stretches")  # as much follows from the rest, or is layout alone
+_NOT_COMPARED = ("name", "bytes", "stretches", "changed_rows")
+"""As much follows from the rest, or is layout alone."""
 _LAYOUT = ("shape", "rows", "dim", "dtype")
 Entry = Mapping[str, Any]
 Pair = tuple[Checkpoint, Checkpoint]

@@ -6,11 +6,18 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpifleet.checkpoint import Checkpoint, check, is_checkable, newest, open_checkpoint
+from mpifleet.checkpoint import (
+    Checkpoint,
+    check,
+    is_checkable,
+    members,
+    newest,
+    open_checkpoint,
+)
 from mpifleet.cli import checkpoint_text
 from mpifleet.cli.bytes_read import BytesRead
 from mpifleet.cli.contents import contents
@@ -49,7 +56,7 @@ def _find(arguments: argparse.Namespace) -> tuple[Found, Text]:
     where = Path(arguments.path)
     if arguments.verify:
         return _verified(where), _verdict
-    with _opened(where) as checkpoint:
+    with opened(where) as checkpoint:
         if arguments.diff is not None:
             return _compared(checkpoint, Path(arguments.diff)), checkpoint_text.difference_parts
         if arguments.table is None:
@@ -63,22 +70,26 @@ def _find(arguments: argparse.Namespace) -> tuple[Found, Text]:
         return statistics, checkpoint_text.statistics_parts
 
 
-def _opened(where: Path) -> Checkpoint:
+def opened(where: Path) -> Checkpoint:
     """As open_checkpoint, with a moving line while the digests are checked."""
     path = newest(where)
-    if is_checkable(path):
-        _check(path)
+    _check([member for member in members(path) if is_checkable(member)])
     return open_checkpoint(path, checked=True)
 
 
-def _check(path: Path) -> None:
-    with BytesRead("checking digests", path.stat().st_size) as progress:
-        check(path, told=progress.add)
+def _check(paths: Sequence[Path]) -> None:
+    with BytesRead("checking digests", _bytes_of(paths)) as progress:
+        for path in paths:
+            check(path, told=progress.add)
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _compared(checkpoint: Checkpoint, other: Path) -> Found:
     with (
-        _opened(other) as second,
+        opened(other) as second,
         BytesRead("comparing", bytes_to_read(checkpoint, second)) as progress,
     ):
         return differences(checkpoint, second, progress.add)
@@ -89,10 +100,14 @@ def _verified(where: Path) -> Found:
     path = newest(where)
     if not is_checkable(path):
         raise CheckpointError(f"{path} has no digests to check: format version 1 has none")
-    _check(path)
-    return {"path": str(path), "bytes": path.stat().st_size, "intact": True}
+    paths = members(path)
+    _check(paths)
+    chain = {"chain": [each.name for each in paths]} if len(paths) > 1 else {}
+    return {"path": str(path), "bytes": _bytes_of(paths), "intact": True, **chain}
 
 
 def _verdict(found: Found) -> Iterable[str | Columns]:
     size = size_text(found["bytes"])
-    yield f"{printable(found['path'])}: intact, all {size} are what its digests say"
+    count = len(found.get("chain", ())) - 1
+    more = f" and {count:,} before it" if count > 0 else ""
+    yield f"{printable(found['path'])}{more}: intact, all {size} are what its digests say"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpifleet._version import __version__
-from mpifleet.cli import inspect, run
+from mpifleet.cli import export, import_files, inspect, run
 from mpifleet.errors import FleetError
 
 
@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run.add_parser(commands)
     inspect.add_parser(commands)
+    export.add_parser(commands)
+    import_files.add_parser(commands)
     return parser
 
 

@@ -1,35 +1,39 @@
 """The larger arrays of a compressed checkpoint, written as chunks by all servers together.
 
-There are two roads to the same content.  Compressing takes nearly all the time on both.  Through
-HDF5's MPI driver the servers work on one array at a time, so arrays of few chunks take longer.
+There are two roads to the same content.  Compressing takes nearly all the time on both.  Plain
+writes need no more than any h5py, and no server waits for another inside a call that it cannot
+leave; HDF5's MPI driver is for those who ask for it.
 """
 
-import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mpifleet.checkpoint import Block, Newcomer, why_not_collective
-from mpifleet.log import get_logger
-from mpifleet.ps.agreement import Trouble, first_failure
+from mpifleet.checkpoint import MPIO, Block, Newcomer, why_not_collective
+from mpifleet.ps.agreement import Trouble, raise_first_failure
 from mpifleet.ps.collective_chunks import write_collectively
 from mpifleet.ps.placed_chunks import write_placed
 from mpifleet.ps.saved_chunks import Borders, SavedArray
 from mpifleet.ps.shard import Shard
 
-LEAST_CHUNKS = 8
-"""Arrays of fewer chunks for each server are not written through HDF5's MPI driver."""
-
 
 class ChunkWriter:
-    """Writes what one checkpoint after another has in chunks. `write` is collective.
+    """Writes what one checkpoint after another has in chunks. Its methods are collective.
 
     mpi, comm: the servers', None in a single process; shard: this server's.
     """
 
     def __init__(self, mpi: ModuleType | None, comm: Any, shard: Shard) -> None:
         self._mpi, self._comm, self._shard = mpi, comm, shard
-        self._said = ""
+
+    def check(self, driver: str | None) -> None:
+        """Raise CheckpointError on every server where one of them cannot write by this driver."""
+        if driver is None:
+            return
+        reason = why_not_collective() if self._comm is not None else "there is no MPI in this job"
+        failure = f'driver="{MPIO}" is not possible on server {self._shard.layout.server}: {reason}'
+        failure += "; without the driver any h5py writes the same content"
+        raise_first_failure(self._comm, failure if reason else "")
 
     def write(
         self,
@@ -37,43 +41,25 @@ class ChunkWriter:
         temporary: Path,
         arrays: list[SavedArray],
         level: int,
+        driver: str | None,
         blocks: list[Block],
         failure: str,
     ) -> tuple[list[Block], str]:
-        """(all digests that this server has to tell, what went wrong on some server). Collective.
+        """(all digests that this server has to tell, what went wrong on some server).
 
         newcomer: the laid-out file, on the first server.  temporary: its path.  arrays: all that
-        is made of chunks.  level: of gzip.
+        is made of chunks.  level: of gzip.  driver: one that passed `check`.
         blocks: of what this server wrote before.  failure: what went wrong here before; then
         nothing is written.
         """
         trouble = Trouble(self._comm, temporary.parent, failure)
         if not trouble.is_none() or not arrays:
             return blocks, trouble.text
-        num_servers, breathe = self._shard.layout.num_servers, self._shard.breathe
-        least = LEAST_CHUNKS * num_servers if self._is_collective() else math.inf
-        borders = self._borders([array for array in arrays if array.chunks.count < least])
-        blocks += write_placed(self._comm, newcomer, temporary, borders, level, breathe, trouble)
-        large = [array for array in arrays if array.chunks.count >= least]
-        if large and trouble.is_none():
+        borders = Borders(self._mpi, self._comm, self._shard.layout.server, arrays)
+        to, breathe = (self._comm, newcomer, temporary, borders), self._shard.breathe
+        if driver is None:
+            blocks += write_placed(*to, level, breathe, trouble)
+        else:
             # HDF5 alone knows what it wrote where: the servers read all of the file back.
-            borders = self._borders(large)
-            blocks = write_collectively(self._comm, newcomer, temporary, borders, breathe, trouble)
+            blocks = write_collectively(*to, breathe, trouble)
         return blocks, trouble.text
-
-    def _borders(self, arrays: list[SavedArray]) -> Borders:
-        return Borders(self._mpi, self._comm, self._shard.layout.server, arrays)
-
-    def _is_collective(self) -> bool:
-        """Whether all servers write through HDF5; else the reason is logged, once. Collective."""
-        if self._comm is None:
-            return False
-        reason = first_failure(self._comm, why_not_collective())
-        if reason and reason != self._said and self._shard.layout.server == 0:
-            get_logger().info(
-                "compressed checkpoints: server 0 alone opens them in HDF5 and finds every chunk's "
-                "place, because %s",
-                reason,
-            )
-        self._said = reason
-        return not reason

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifleet.ps.compiled import Compiler
 from mpifleet.ps.rule_kernels import AdagradTerms, AdamTerms, MomentumTerms, SgdTerms
 
 _BLOCK_ROWS = 64
@@ -21,17 +22,11 @@ Update = Callable[..., float]
 
 
 class CompiledRows:
-    """Compiled lazy updates. Raises ImportError on construction without numba.
-
-    A rule is compiled at its first use, in about a second, and kept on disk for later processes.
-    """
+    """Compiled lazy updates. Raises ImportError on construction without numba."""
 
     def __init__(self) -> None:
-        import numba
-        from numba.extending import register_jitable
-
-        register_jitable(_descent)
-        self._njit = numba.njit
+        self._compiler = Compiler()
+        self._compiler.inline(_descent)
         self._compiled: dict[tuple[Update, type], Update] = {}
 
     def update(
@@ -54,18 +49,8 @@ class CompiledRows:
         key = (function, values.dtype.type)
         if key not in self._compiled:
             nothing = (values, rows[:0], grads[:0], out[:0], decay, maximize, _BLOCK_ROWS)
-            self._compiled[key] = self._compile(function, (*nothing, *state, *numbers))
+            self._compiled[key] = self._compiler.compile(function, (*nothing, *state, *numbers))
         self._compiled[key](*common, *state, *numbers)
-
-    def _compile(self, function: Update, arguments: Sequence[Any]) -> Update:
-        """Compiled by a call without rows, which changes nothing and may be repeated."""
-        try:
-            compiled: Update = self._njit(cache=True, fastmath=False)(function)
-            compiled(*arguments)
-        except (RuntimeError, OSError):  # no folder to keep it in, or no room
-            compiled = self._njit(fastmath=False)(function)
-            compiled(*arguments)
-        return compiled
 
 
 def _coupled_decay(terms: SgdTerms) -> float:

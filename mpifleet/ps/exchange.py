@@ -1,6 +1,7 @@
 """The parameter server as an exchange, over MPI."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpifleet.partition import UniqueKeys
 from mpifleet.ps.client import Client, pack_buffers
 from mpifleet.ps.clocks import StalenessBound
 from mpifleet.ps.finite import first_nonfinite
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.mailbox import Lane
 from mpifleet.ps.message import Kind
 from mpifleet.ps.rows_pull import PulledRows
@@ -106,12 +108,15 @@ class RemoteExchange:
         before = self.clock.enter("pull")
         meanwhile()
         self.clock.enter(before)
-        for lane in self._merged:
-            client.wait_version(lane, self._step)
+        if Lane.DENSE in self._merged:
+            client.wait_version(Lane.DENSE, self._step)
         if specs.dense:
             client.wait_applied((Lane.DENSE,))
-            self.clock.enter("pull")
+            before = self.clock.enter("pull")
             client.pull_dense(flats)
+            self.clock.enter(before)
+        if Lane.ROWS in self._merged:  # last: the dense parameters were read meanwhile
+            client.wait_version(Lane.ROWS, self._step)
 
     def flush(self) -> None:
         """See Exchange."""
@@ -158,13 +163,16 @@ class RemoteExchange:
             "directory": str(directory),
             "meta": meta,
             "buffers": facts,
-            "wait": options.wait,
-            "refuse_busy": options.refuse_busy,
-            "keep": [options.keep.last, options.keep.every],
-            "level": options.level,
+            "options": asdict(options),
         }
         self._saves_behind |= not options.wait
         self._client.ask_all(Kind.SAVE, request, payload)
+
+    def apply_delivered(self) -> None:
+        """See Exchange. Servers apply what was delivered before they look at any save."""
+        self.flush()
+        self._saves_behind = False
+        self._client.ask_all(Kind.SAVE, {"directory": None})
 
     def settle_saves(self) -> None:
         """See Exchange. Asks where this worker began one; raises CheckpointError."""
@@ -176,10 +184,11 @@ class RemoteExchange:
         """See Exchange. One worker calls."""
         self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": True})
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
-        self._client.ask_all(Kind.LOAD, {"path": str(path), "check_only": False})
+        request = {"path": str(path), "check_only": False, **asdict(options)}
+        self._client.ask_all(Kind.LOAD, request)
 
     def _check_open(self) -> None:
         if self.is_finished:

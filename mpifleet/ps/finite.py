@@ -1,6 +1,6 @@
 """Gradients that are not finite never reach a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,62 +11,46 @@ from mpifleet.log import get_logger
 from mpifleet.partition import chunks
 
 
-def is_finite(values: torch.Tensor, breathe: Callable[[], None] = lambda: None) -> bool:
-    """Whether no element is NaN or infinite. One pass; a second only where a sum overflows.
-
-    breathe: called between chunks.
-    """
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass; a second only where a sum overflows."""
     flat = values.reshape(-1)
     for start, stop in chunks(flat.numel(), flat.itemsize):
         part = flat[start:stop]
         if not torch.isfinite(part.sum()) and not torch.isfinite(part).all():
             return False
-        breathe()
     return True
 
 
-def first_nonfinite(
-    arrays: Sequence[np.ndarray], breathe: Callable[[], None] = lambda: None
-) -> int:
+def first_nonfinite(arrays: Sequence[np.ndarray]) -> int:
     """1 + index of the first array that holds NaN or infinity, 0 where all are finite."""
     for index, values in enumerate(arrays):
-        if not is_finite(torch.from_numpy(values), breathe):
+        if not is_finite(torch.from_numpy(values)):
             return 1 + index
     return 0
 
 
 class FiniteGuard:
-    """Refuses non-finite gradients.
+    """Refuses pushes with gradients that are not finite.
 
-    skip: counts them and leaves them out instead of raising; breathe: called between chunks.
+    Whoever pushes looks at its gradients (`first_nonfinite`); who applies them is told.
+    skip: counts such pushes and leaves them out instead of raising.
     """
 
-    def __init__(self, skip: bool, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, skip: bool) -> None:
         self._skip = skip
-        self._breathe = breathe
         self.skipped = 0
 
-    def accept(
-        self,
-        tables: Sequence[Any],
-        gradients: Sequence[Any],
-        worker: int,
-        step: int,
-        told: str = "",
-    ) -> bool:
+    def accept(self, bad: int, tables: Sequence[Any], worker: int, step: int) -> bool:
         """Whether all of one push may be applied; nothing of it was touched yet.
 
-        tables: specs with a name; gradients: with `values`, one per table.  told: the table in
-        which the worker itself found such a number, perhaps in what went to another server.
-        Raises NonFiniteGradient naming worker, table and step, unless skipping.
+        bad: 1 + index of the first of `tables` (specs with a name) whose gradient is not finite, 0
+        for none.  Raises NonFiniteGradient naming worker, table and step, unless skipping.
         """
-        bad = first_nonfinite([gradient.values for gradient in gradients], self._breathe)
-        name = told or (tables[bad - 1].name if bad else "")
-        if not name:
+        if not bad:
             return True
         text = (
-            f"worker {worker} pushed NaN or infinity for table {name!r} at step {step}; "
-            "nothing of this push was applied"
+            f"worker {worker} pushed NaN or infinity for table {tables[bad - 1].name!r} at step "
+            f"{step}; nothing of this push was applied"
         )
         if not self._skip:
             raise NonFiniteGradient(f"{text} (strategy.nonfinite = 'skip' goes on without it)")

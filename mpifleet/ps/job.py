@@ -67,6 +67,7 @@ class Job:
     facts: what must be the same on all ranks, as text by name.  dense_hypers, sparse_hypers:
     float64 [tables, HYPER_SIZE].  dense: worker 0's first values, [size] per dense table.
     load_from: directory of a checkpoint to start from, the same on all ranks, or None.
+    load_strict: whether it must fit in all.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class Job:
         sparse_hypers: np.ndarray,
         dense: Sequence[np.ndarray],
         load_from: Path | None,
+        load_strict: bool = True,
     ) -> None:
         compare(roles, {**facts, **specs.facts()})
-        self._compare_start(roles, load_from)
+        self._compare_start(roles, load_from, load_strict)
         sharpen_sleep()
         self._mpi = mpi
         self._roles = roles
@@ -106,12 +108,12 @@ class Job:
         if roles.world.rank == 0:
             place = self._home.place
             get_logger().info("tables lie in %s (%s home: %s)", place, home_name, reason)
-        self._first_values(dense, load_from)
+        self._first_values(dense, load_from, load_strict)
 
     @staticmethod
-    def _compare_start(roles: Roles, load_from: Path | None) -> None:
+    def _compare_start(roles: Roles, load_from: Path | None, strict: bool) -> None:
         """Raise ConfigError on every rank where servers start from different files. Collective."""
-        told = gather_json(roles.world, str(load_from))
+        told = gather_json(roles.world, f"{load_from}{'' if strict else ' (strict=False)'}")
         starts = {roles.name_of(rank): told[rank] for rank in roles.server_ranks}
         if len(set(starts.values())) > 1:
             raise ConfigError(f"servers start from different checkpoints: {starts}")
@@ -171,7 +173,9 @@ class Job:
         with serial:
             self._roles.world.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
 
-    def _first_values(self, dense: Sequence[np.ndarray], load_from: Path | None) -> None:
+    def _first_values(
+        self, dense: Sequence[np.ndarray], load_from: Path | None, strict: bool
+    ) -> None:
         """Rows from their initializers, dense parameters from worker 0, or both from a file."""
         world, roles = self._roles.world, self._roles
         with serial:
@@ -181,10 +185,7 @@ class Job:
                         self._in_pieces(world.Send, flat[part.start : part.stop], rank)
             if self._shard is not None:
                 self._receive_dense(self._shard)
-                if load_from is None:
-                    self._shard.initialize_rows()
-                else:
-                    self._storage(self._shard).load(load_from)
+                self._storage(self._shard).start_from(load_from, strict)
             world.Barrier()
 
     def _receive_dense(self, shard: Shard) -> None:

@@ -1,6 +1,6 @@
 """A checkpoint as the tables of a job, whatever the number of servers that saved it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
 from mpifleet.partition import pieces, shard_range, shard_rows
 from mpifleet.ps.agreement import check_together, newest_for_all, raise_first_failure
+from mpifleet.ps.chain_check import check_chain
+from mpifleet.ps.fit import fit
+from mpifleet.ps.load_report import LoadOptions, LoadReport
 from mpifleet.ps.saved_parts import ROWS
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import SparseSpec
@@ -35,87 +38,76 @@ class Loader:
         """Check the digests of a checkpoint. Collective. Raises CheckpointError on every server."""
         check_together(self._comm, path)
 
-    def load(self, directory: Path, checked: bool) -> None:
+    def load(self, directory: Path, checked: bool, options: LoadOptions) -> LoadReport:
         """Replace this job's tables by a checkpoint's, saved at any number of servers. Collective.
 
         checked: its digests were looked at already; else the servers do, each its share of the
         blocks.  At the number of servers that saved it each reads its own rows, else all of them.
-        Raises CheckpointError on every server, before anything is changed where it does not fit.
+        Returns the same report on every server.  Raises CheckpointError on every server, before
+        anything is changed where it does not fit and options.strict asks that it does.
         """
         with ExitStack() as stack:
-            checkpoint, failure = None, ""
+            checkpoint, report, failure = None, None, ""
             path = newest_for_all(self._comm, directory)
             if not checked:
-                self.check(path)
+                path = check_chain(self._comm, directory, path, self.check)
             try:
                 checkpoint = stack.enter_context(open_checkpoint(path, checked=True))
-                failure = self._misfit(checkpoint)
+                report = fit(self._specs, checkpoint, options.strict, options.table)
+                # One table is asked for by its name: nothing of it may be left out.
+                strict = options.strict or options.table is not None
+                failure = report.failure() if strict else ""
             except CheckpointError as error:
                 failure = str(error)
             raise_first_failure(self._comm, failure)
             assert checkpoint is not None
+            assert report is not None
             try:
-                self._load_dense(checkpoint)
-                for table, spec in enumerate(self._specs.sparse):
-                    self._load_sparse(checkpoint, table, spec)
+                self._take(checkpoint, report)
             except CheckpointError as error:
                 failure = str(error)
             raise_first_failure(self._comm, failure)
+        if options.strict and self._server == 0:
+            _warn_of_state(report)
+        return report
 
-    def _misfit(self, checkpoint: Checkpoint) -> str:
-        """The first way in which the file does not fit these tables."""
-        params = [p.name for spec in self._specs.dense for p in spec.params]
-        for kind, ours, theirs in (
-            ("parameter", params, list(checkpoint.dense_names)),
-            ("table", [s.name for s in self._specs.sparse], list(checkpoint.sparse_names)),
-        ):
-            for name in [*ours, *theirs]:
-                if name not in theirs or name not in ours:
-                    where = "the model" if name not in ours else "the checkpoint"
-                    return f"{kind} {name!r} is not in {where} ({checkpoint.path})"
-        for spec in self._specs.dense:
-            for param in spec.params:
-                found = checkpoint.dense_shape(param.name)
-                saved = (found.shape, np.dtype(found.dtype).name)
-                wanted = (param.shape, spec.dtype)
-                if saved != wanted:
-                    return f"parameter {param.name!r} is {saved} in the file, {wanted} here"
-        for table in self._specs.sparse:
-            entry = checkpoint.sparse(table.name)
-            there = (entry.num_rows, entry.dim, entry.dtype)
-            here = (table.num_rows, table.dim, table.dtype)
-            if there != here:
-                return f"table {table.name!r} is {there} in the file, {here} here"
-        return ""
+    def _take(self, checkpoint: Checkpoint, report: LoadReport) -> None:
+        taken = {(e.kind, e.name): e.outcome == "taken" for e in report.entries if e.is_taken}
+        with_state = {name: s for (kind, name), s in taken.items() if kind == "parameter"}
+        for table in range(len(self._specs.dense) if with_state else 0):
+            self._load_dense(checkpoint, table, with_state)
+        for table, spec in enumerate(self._specs.sparse):
+            if ("table", spec.name) in taken:
+                self._load_sparse(checkpoint, table, spec, taken["table", spec.name])
 
-    def _load_dense(self, checkpoint: Checkpoint) -> None:
-        for table, spec in enumerate(self._specs.dense):
-            self._shard.forget_dense(table)
-            part, slots = self._shard.layout.dense[table], self._shard.dense_state[table]
-            values = np.empty(part.stop - part.start, np.dtype(spec.dtype))
-            for index, param in enumerate(spec.params):
-                entry = checkpoint.dense(param.name)
-                low, high = max(param.start, part.start), min(param.stop, part.stop)
-                here = slice(low - part.start, max(low, high) - part.start)
-                there = slice(low - param.start, max(low, high) - param.start)
-                values[here] = entry.value.reshape(-1)[there]
-                if self._same_rule(param.name, entry.attrs, spec.rule.name):
-                    self._shard.dense_steps[table][index] = entry.step
-                    _check_slots(checkpoint, param.name, entry.state, slots)
-                    for slot, state in slots.items():
-                        state.numpy()[here] = entry.state[slot].reshape(-1)[there]
-            self._shard.set_dense(table, values)
+    def _load_dense(
+        self, checkpoint: Checkpoint, table: int, with_state: Mapping[str, bool]
+    ) -> None:
+        """with_state: of the parameters to take, by name; the others stay as they are."""
+        part, slots = self._shard.layout.dense[table], self._shard.dense_state[table]
+        values = self._shard.dense(table).copy()
+        for index, param in enumerate(self._specs.dense[table].params):
+            if param.name not in with_state:
+                continue
+            self._shard.forget_dense(table, index)
+            entry = checkpoint.dense(param.name)
+            here, there = part.share_of(param)
+            values[here] = entry.value.reshape(-1)[there]
+            if with_state[param.name]:
+                self._shard.dense_steps[table][index] = entry.step
+                for slot, state in slots.items():
+                    state.numpy()[here] = entry.state[slot].reshape(-1)[there]
+        self._shard.set_dense(table, values)
 
-    def _load_sparse(self, checkpoint: Checkpoint, table: int, spec: SparseSpec) -> None:
+    def _load_sparse(
+        self, checkpoint: Checkpoint, table: int, spec: SparseSpec, with_state: bool
+    ) -> None:
         saved = checkpoint.sparse(spec.name)
         slots = self._shard.sparse_state[table]
-        with_state = self._same_rule(spec.name, saved.attrs, spec.rule.name)
         self._shard.forget_sparse(table)
         if with_state:
             self._shard.sparse_steps[table] = int(saved.attrs["step"])
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
-        if with_state:
-            _check_slots(checkpoint, spec.name, saved.state_names, slots)
         state = {s: values.numpy() for s, values in slots.items()} if with_state else {}
         per_block = max(1, LOAD_BLOCK_BYTES // row_bytes)
         if saved.num_shards == self._shard.layout.num_servers:
@@ -160,22 +152,8 @@ class Loader:
             for slot, values in state.items():
                 values[rows] = block[slot][own]
 
-    def _same_rule(self, name: str, attrs: Mapping[str, Any], rule: str) -> bool:
-        if attrs.get("rule") == rule:
-            return True
-        if self._server == 0:
-            get_logger().warning(
-                "%s was saved under rule %s and is used under %s: its optimizer state starts anew",
-                name,
-                attrs.get("rule"),
-                rule,
-            )
-        return False
 
-
-def _check_slots(
-    checkpoint: Checkpoint, name: str, saved: Collection[str], wanted: Iterable[str]
-) -> None:
-    for slot in wanted:
-        if slot not in saved:
-            raise CheckpointError(f"state {slot!r} of {name!r} is not in {checkpoint.path}")
+def _warn_of_state(report: LoadReport) -> None:
+    for entry in report.entries:
+        if entry.outcome == "state anew" and not entry.was_told:
+            get_logger().warning("%s", entry.reason)

@@ -8,7 +8,8 @@ import numpy as np
 
 from mpifleet.exchange import Gradients
 from mpifleet.partition import UniqueKeys
-from mpifleet.ps.finite import FiniteGuard
+from mpifleet.ps.finite import FiniteGuard, first_nonfinite
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
@@ -37,6 +38,7 @@ class LocalExchange:
         dense: Sequence[np.ndarray],
         skip_nonfinite: bool,
         load_from: Path | None,
+        load_strict: bool = True,
     ) -> None:
         self.seat = Seat.new(self.num_servers)
         layout = ShardLayout(specs, 0, 1)
@@ -47,10 +49,7 @@ class LocalExchange:
         self._step = 0
         for table, flat in enumerate(dense):
             self._shard.set_dense(table, flat)
-        if load_from is None:
-            self._shard.initialize_rows()
-        else:
-            self._storage.load(load_from)
+        self._storage.start_from(load_from, load_strict)
 
     @property
     def clock(self) -> StepClock:
@@ -94,7 +93,8 @@ class LocalExchange:
             )
         ]
         specs = self._shard.layout.specs
-        if self._guard.accept((*specs.dense, *specs.sparse), (*dense, *rows), 0, self._step):
+        bad = first_nonfinite([*gradients.dense, *gradients.rows])
+        if self._guard.accept(bad, (*specs.dense, *specs.sparse), 0, self._step):
             self._shard.apply_dense(dense)
             self._shard.apply_rows(rows)
         meanwhile()
@@ -124,6 +124,10 @@ class LocalExchange:
         """See Exchange."""
         self._storage.save(directory, meta, buffers, options)
 
+    def apply_delivered(self) -> None:
+        """See Exchange."""
+        self.settle_saves()
+
     def settle_saves(self) -> None:
         """See Exchange."""
         self._storage.settle()
@@ -132,9 +136,9 @@ class LocalExchange:
         """See Exchange."""
         self._storage.check(path)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, options: LoadOptions = EVERYTHING) -> None:
         """See Exchange."""
-        self._storage.load(path, checked=True)
+        self._storage.load(path, True, options)
 
 
 class _LocalRows:

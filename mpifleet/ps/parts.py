@@ -57,7 +57,7 @@ class Gradients:
         self._stamp = stamp
         self.assembler = Assembler(mailbox, lane, shard.breathe)
         self._shard = shard
-        self._guard = FiniteGuard(skip_nonfinite, shard.breathe)
+        self._guard = FiniteGuard(skip_nonfinite)
         self._load = load
         self._version = 0
 
@@ -80,15 +80,14 @@ class Gradients:
         make = DenseMerger if self.lane is Lane.DENSE else RowsMerger
         return make(self._shard.layout, self._shard.breathe)
 
-    def accept(self, worker: int, header: Header, gradients: Sequence[Any]) -> bool:
+    def accept(self, worker: int, header: Header) -> bool:
         """Count the push's lag; whether it may be applied. Raises NonFiniteGradient."""
         if header.version != NO_VERSION:
             self.lag.add(self._version - header.version)
         specs = self._shard.layout.specs
-        tables = specs.dense if self.lane is Lane.DENSE else specs.sparse
-        names = [*(spec.name for spec in specs.dense), *(spec.name for spec in specs.sparse)]
-        told = names[header.argument - 1] if header.argument else ""
-        return self._guard.accept(tables, gradients, worker, header.step, told)
+        return self._guard.accept(
+            header.argument, (*specs.dense, *specs.sparse), worker, header.step
+        )
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """Apply to the tables."""
@@ -148,7 +147,7 @@ class AsyncPart:
     def _deal_with(self, worker: int, header: Header, message: np.ndarray) -> None:
         if header.kind is Kind.STEP:
             gradients = self._gradients.decode(message)
-            if self._gradients.accept(worker, header, gradients):
+            if self._gradients.accept(worker, header):
                 self._gradients.apply(gradients)
             self._gradients.publish()
             self._gradients.step_done(worker)
@@ -211,7 +210,7 @@ class SyncPart:
         header, message = taken
         if header.kind is Kind.STEP:
             gradients = self._gradients.decode(message)
-            if self._gradients.accept(worker, header, gradients):
+            if self._gradients.accept(worker, header):
                 self._merger.add(gradients)
             self._turn += 1
         elif header.kind is Kind.RESUME:

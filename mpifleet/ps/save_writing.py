@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from mpifleet.checkpoint import Block, Keep, Newcomer, Part, Places, write_parts, writing
+from mpifleet.checkpoint import (
+    Block,
+    Keep,
+    Link,
+    Newcomer,
+    Part,
+    Places,
+    link_to,
+    write_parts,
+    writing,
+)
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.chunk_writing import ChunkWriter
 from mpifleet.ps.saved_chunks import SavedArray
@@ -30,6 +40,8 @@ class Writing:
     ) -> None:
         self.places = places
         self.failure = ""
+        self.link: Link | None = None
+        """To the file, on the first server, once it is there."""
         self._newcomer, self._temporary = newcomer, temporary
         self._teller, self._directory, self._keep = teller, directory, keep
         self._blocks: list[Block] = []
@@ -44,10 +56,13 @@ class Writing:
         except CheckpointError as error:
             self.failure = str(error)
 
-    def run_chunks(self, writer: ChunkWriter, arrays: list[SavedArray], level: int) -> None:
+    def run_chunks(
+        self, writer: ChunkWriter, arrays: list[SavedArray], level: int, driver: str | None
+    ) -> None:
         """Write now what is compressed, after `run`. Collective over the servers."""
+        before = (self._blocks, self.failure)
         self._blocks, self.failure = writer.write(
-            self._newcomer, self._temporary, arrays, level, self._blocks, self.failure
+            self._newcomer, self._temporary, arrays, level, driver, *before
         )
 
     def run_behind(self, parts: list[Part]) -> None:
@@ -89,7 +104,7 @@ class Writing:
         try:
             if not self.failure:
                 with writing(self._directory):
-                    self._newcomer.publish(self._blocks, self._keep)
+                    self.link = link_to(self._newcomer.publish(self._blocks, self._keep))
         except CheckpointError as error:
             self.failure = str(error)
         finally:

@@ -4,20 +4,25 @@ A server's share of an array ends anywhere in a chunk. Who holds the chunk's fir
 and the others send what they hold of it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
-from mpifleet.checkpoint import Chunks, DenseShape, SparseShape, chunks_of
+from mpifleet.checkpoint import Chunks, chunks_of
 from mpifleet.mpi import serial
 from mpifleet.partition import block
+from mpifleet.ps.row_copy import gather_rows
+from mpifleet.ps.save_content import Content
 from mpifleet.ps.saved_parts import ROWS
 from mpifleet.ps.shard import Shard
 
 _TAG = 3
+Held = Callable[[int, int], np.ndarray]
+"""(first, last) -> these elements of a server's share of an array; its first is number 0."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +30,14 @@ class SavedArray:
     """One array of the file that is made of chunks, and who has what of it.
 
     bounds: server s has the elements bounds[s] to bounds[s + 1] in the array's order.
-    held: (first, last) -> those elements of this server's share, counted from the share's first.
+    held: this server's share.
     """
 
     path: str
     dtype: np.dtype
     chunks: Chunks
     bounds: tuple[int, ...]
-    held: Callable[[int, int], np.ndarray]
+    held: Held
 
     @property
     def num_bytes(self) -> int:
@@ -54,18 +59,13 @@ class SavedArray:
                 yield sender, low, high
 
 
-def saved_arrays(
-    shard: Shard, dense: Sequence[DenseShape], sparse: Mapping[int, SparseShape]
-) -> list[SavedArray]:
-    """Those of the arrays that are made of chunks, in the same order on every server.
-
-    dense: all parameters of the job, in order, or none.  sparse: tables by their number.
-    """
-    return [*(_dense(shard, dense) if dense else ()), *_sparse(shard, sparse)]
+def saved_arrays(shard: Shard, content: Content) -> list[SavedArray]:
+    """Those of the arrays that are made of chunks, in the same order on every server."""
+    return [*(_dense(shard, content) if content.dense else ()), *_sparse(shard, content)]
 
 
-def _dense(shard: Shard, dense: Sequence[DenseShape]) -> Iterator[SavedArray]:
-    shapes, num_servers = iter(dense), shard.layout.num_servers
+def _dense(shard: Shard, content: Content) -> Iterator[SavedArray]:
+    shapes, num_servers = iter(content.dense), shard.layout.num_servers
     for table, spec in enumerate(shard.layout.specs.dense):
         own, dtype = shard.layout.dense[table], np.dtype(spec.dtype)
         cuts = [block(spec.size, num_servers, s)[0] for s in range(num_servers)] + [spec.size]
@@ -83,32 +83,49 @@ def _dense(shard: Shard, dense: Sequence[DenseShape]) -> Iterator[SavedArray]:
                 yield SavedArray(shape.path(slot), dtype, chunks, bounds, held)
 
 
-def _sparse(shard: Shard, sparse: Mapping[int, SparseShape]) -> Iterator[SavedArray]:
+def _sparse(shard: Shard, content: Content) -> Iterator[SavedArray]:
     servers = range(shard.layout.num_servers + 1)
-    for table, shape in sparse.items():
+    for table, shape in content.sparse.items():
         dtype, key_type = np.dtype(shape.dtype), np.dtype(np.int64)
-        rows = tuple(shape.first_row(server) for server in servers)
-        chunks = chunks_of((shape.num_rows, shape.dim), dtype)
+        bounds = tuple(shape.first_row(server) for server in servers)
+        rows = content.changed.get(table)
+        chunks = chunks_of((shape.stored_rows, shape.dim), dtype)
         if chunks is not None:
-            elements = tuple(row * shape.dim for row in rows)
-            values = {ROWS: shard.rows(table)}
-            values |= {slot: state.numpy() for slot, state in shard.sparse_state[table].items()}
+            elements = tuple(row * shape.dim for row in bounds)
+            values = {ROWS: torch.from_numpy(shard.rows(table)), **shard.sparse_state[table]}
             for slot, array in values.items():
-                held = _within(array.reshape(-1))
+                if rows is None:
+                    held = _within(array.numpy().reshape(-1))
+                else:
+                    held = _gathered(array, rows, shard.breathe)
                 yield SavedArray(shape.path(slot), dtype, chunks, elements, held)
-        chunks = chunks_of((shape.num_rows,), key_type)
+        chunks = chunks_of((shape.stored_rows,), key_type)
         if chunks is not None:
-            held = _keys(shape, shard.layout.server)
-            yield SavedArray(shape.path("keys"), key_type, chunks, rows, held)
+            held = _keys(shape.num_shards, shard.layout.server, rows)
+            yield SavedArray(shape.path("keys"), key_type, chunks, bounds, held)
 
 
-def _within(array: np.ndarray) -> Callable[[int, int], np.ndarray]:
+def _within(array: np.ndarray) -> Held:
     return lambda first, last: array[first:last]
 
 
-def _keys(shape: SparseShape, server: int) -> Callable[[int, int], np.ndarray]:
-    step = shape.num_shards
-    return lambda first, last: np.arange(first, last, dtype=np.int64) * step + server
+def _gathered(values: torch.Tensor, rows: np.ndarray, breathe: Callable[[], None]) -> Held:
+    """The elements of these rows of values [num_rows, dim]; copies."""
+    dim = values.shape[1]
+
+    def held(first: int, last: int) -> np.ndarray:
+        start = first // dim
+        found = gather_rows(values, rows[start : -(-last // dim)], breathe).numpy()
+        return found.reshape(-1)[first - start * dim : last - start * dim]
+
+    return held
+
+
+def _keys(num_shards: int, shard: int, rows: np.ndarray | None) -> Held:
+    """The keys of these rows of a shard; of all for None."""
+    if rows is not None:
+        return lambda first, last: rows[first:last] * num_shards + shard
+    return lambda first, last: np.arange(first, last, dtype=np.int64) * num_shards + shard
 
 
 class Borders:

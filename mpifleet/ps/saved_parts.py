@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from mpifleet.checkpoint import DenseShape, Part, Places, SparseShape
+from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.partition import pieces
+from mpifleet.ps.row_copy import gather_rows
 from mpifleet.ps.shard import Shard
 
 ROWS = "rows"
@@ -50,17 +53,11 @@ def sparse_shapes(shard: Shard) -> list[SparseShape]:
     ]
 
 
-def parts_of(shard: Shard, places: Places) -> Iterator[Part]:
-    """What this server holds, each array where it belongs in the file; views, not copies.
+def dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
+    """This server's elements of all dense parameters where they belong; views, not copies.
 
-    Arrays without a place are left out: those without bytes, and those made of chunks.
+    Here and below arrays without a place are left out: those without bytes, and those of chunks.
     """
-    yield from _dense_parts(shard, places)
-    for table, shape in enumerate(sparse_shapes(shard)):
-        yield from _sparse_parts(shard, places, table, shape)
-
-
-def _dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
     shapes = iter(dense_shapes(shard))
     for table, spec in enumerate(shard.layout.specs.dense):
         part = shard.layout.dense[table]
@@ -68,15 +65,14 @@ def _dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
         arrays |= {slot: values.numpy() for slot, values in shard.dense_state[table].items()}
         for param in spec.params:
             shape = next(shapes)
-            low, high = max(param.start, part.start), min(param.stop, part.stop)
-            for slot, array in arrays.items() if high > low else ():
-                if shape.path(slot) not in places:
-                    continue
-                offset = places[shape.path(slot)] + (low - param.start) * array.itemsize
-                yield offset, array[low - part.start : high - part.start]
+            here, there = part.share_of(param)
+            for slot, array in arrays.items() if there.stop > there.start else ():
+                if shape.path(slot) in places:
+                    yield places[shape.path(slot)] + there.start * array.itemsize, array[here]
 
 
-def _sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -> Iterator[Part]:
+def sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -> Iterator[Part]:
+    """This server's rows of a sparse table where they belong; views, not copies."""
     server, num_rows = shard.layout.server, shard.layout.sparse_rows[table]
     if not num_rows:
         return
@@ -88,3 +84,21 @@ def _sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) 
     for start, stop in pieces(num_rows if shape.path("keys") in places else 0, _KEYS_AT_ONCE):
         keys = np.arange(start, stop, dtype=np.int64) * shape.num_shards + server
         yield places[shape.path("keys")] + 8 * (first + start), keys
+
+
+def changed_parts(
+    shard: Shard, places: Places, table: int, shape: SparseShape, rows: np.ndarray
+) -> Iterator[Part]:
+    """These of this server's rows where they belong in a delta; copies, a block at a time."""
+    server = shard.layout.server
+    first = shape.first_row(server)
+    arrays = {ROWS: torch.from_numpy(shard.rows(table)), **shard.sparse_state[table]}
+    row_bytes = shape.dim * np.dtype(shape.dtype).itemsize
+    for start, stop in pieces(rows.size, max(1, BLOCK_BYTES // max(8, row_bytes))):
+        block = rows[start:stop]
+        if shape.path("keys") in places:
+            keys = block * shape.num_shards + server
+            yield places[shape.path("keys")] + 8 * (first + start), keys
+        for name, values in arrays.items() if shape.path(ROWS) in places else ():
+            gathered = gather_rows(values, block, shard.breathe).numpy()
+            yield places[shape.path(name)] + (first + start) * row_bytes, gathered

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from mpifleet.checkpoint import (
+    MPIO,
+    About,
     Keep,
     Newcomer,
     Part,
     Places,
     lay_out,
+    link_to,
     writing,
 )
 from mpifleet.checkpoint.digests import BLOCK_BYTES
@@ -31,10 +34,11 @@ from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.chain import Chain
 from mpifleet.ps.chunk_writing import ChunkWriter
+from mpifleet.ps.save_content import Content
 from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.saved_chunks import saved_arrays
-from mpifleet.ps.saved_parts import dense_shapes, parts_of, sparse_shapes
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
 
@@ -47,13 +51,34 @@ class SaveOptions:
 
     wait: return when it is there; else when the tables are copied.  refuse_busy: raise
     CheckpointError while an earlier one is still being written, instead of waiting for it.
-    level: of gzip, 0 for none; a compressed one is always waited for.
+    table: the only one that is saved, None for all there is.  mode: "full"; "base", from which on
+    changes are noted; "delta", what changed since the last base or delta.
+    level: of gzip, 0 for none; a compressed one is always waited for.  driver: "mpio" to write what
+    is compressed through HDF5's MPI driver, else None.  Raises CheckpointError for other drivers,
+    and for one without a level.
     """
 
     wait: bool = True
     refuse_busy: bool = False
     keep: Keep = field(default_factory=Keep)
+    table: str | None = None
+    mode: str = "full"
     level: int = 0
+    driver: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.driver not in (None, MPIO):
+            raise CheckpointError(f'driver={self.driver!r}; use None or "{MPIO}"')
+        if self.driver and not self.level:
+            raise CheckpointError(
+                f'driver="{MPIO}" is for compressed checkpoints alone: HDF5 writes no array of '
+                'others; add compression="gzip", or leave the driver out'
+            )
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "SaveOptions":
+        """The inverse of dataclasses.asdict."""
+        return cls(**{**facts, "keep": Keep(**facts["keep"])})
 
 
 class Saver:
@@ -67,6 +92,7 @@ class Saver:
         self._shard = shard
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
+        self._chain = Chain(shard)
         self._chunks = ChunkWriter(mpi, comm, shard)
         self._behind: Writing | None = None
 
@@ -78,17 +104,20 @@ class Saver:
         options: SaveOptions,
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
+        self._chunks.check(options.driver)
         busy = self._behind is not None and not self._behind.poll()
         if options.refuse_busy:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
-        under_way = self._begin(directory, meta, buffers, options)
-        parts = parts_of(self._shard, under_way.places)
+        content, about = self._content(directory, options)
+        under_way = self._begin(directory, content, about, meta, buffers, options)
+        self._chain.begin(about, directory)
+        parts = content.parts(self._shard, under_way.places)
         if options.wait or options.level:
             under_way.run(_breathing(parts, self._shard.breathe))
             if options.level:
-                self._write_chunks(under_way, options)
+                self._write_chunks(under_way, content, options)
             self._behind = under_way
             self.settle()
         else:
@@ -96,15 +125,23 @@ class Saver:
             under_way.run_behind(copies)
             self._behind = under_way
 
-    def _write_chunks(self, under_way: Writing, options: SaveOptions) -> None:
+    def _write_chunks(self, under_way: Writing, content: Content, options: SaveOptions) -> None:
         """Write the arrays that are compressed. Collective."""
         if not options.wait and self._server == 0:
             get_logger().info(
                 "wait=False: training waits all the same until a compressed checkpoint is written"
             )
-        sparse = dict(enumerate(sparse_shapes(self._shard)))
-        arrays = saved_arrays(self._shard, dense_shapes(self._shard), sparse)
-        under_way.run_chunks(self._chunks, arrays, options.level)
+        arrays = saved_arrays(self._shard, content)
+        under_way.run_chunks(self._chunks, arrays, options.level, options.driver)
+
+    def _content(self, directory: Path, options: SaveOptions) -> tuple[Content, About]:
+        """What goes into the file. Collective. Raises CheckpointError on every server."""
+        if options.table is not None:
+            return Content.of(self._shard, options.table), About("table", options.table)
+        about = self._chain.about(options.mode, directory)
+        if options.mode == "delta":
+            return Content.of_delta(self._comm, self._shard), about
+        return Content.of(self._shard), about
 
     def poll(self) -> None:
         """Let a checkpoint behind training take its next step. Quick; not collective."""
@@ -121,11 +158,31 @@ class Saver:
         while last is not None and not last.poll():
             self._shard.breathe()
             doze.pause()
-        raise_first_failure(self._comm, last.failure if last else "")
+        failure = first_failure(self._comm, last.failure if last else "")
+        self._chain.end(failure, last.link if last else None)
+        if failure:
+            raise CheckpointError(failure)
+
+    def loaded(self, path: Path, kind: str) -> None:
+        """The tables are all those of this file: of a chain, the next delta follows it. Collective.
+
+        Raises CheckpointError on every server.
+        """
+        if kind not in ("base", "delta"):
+            return
+        link, failure = None, ""
+        try:
+            link = link_to(path) if self._server == 0 else None
+        except CheckpointError as error:
+            failure = str(error)
+        raise_first_failure(self._comm, failure)
+        self._chain.loaded(path, link)
 
     def _begin(
         self,
         directory: Path,
+        content: Content,
+        about: About,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
@@ -137,7 +194,9 @@ class Saver:
         if self._server == 0:
             try:
                 with writing(directory):
-                    newcomer, places = self._lay_out(directory, meta, buffers, options.level)
+                    newcomer = Newcomer(directory, about, self._chain.spared(about, directory))
+                    sparse = list(content.sparse.values())
+                    places = lay_out(newcomer, content.dense, sparse, buffers, meta, options.level)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -152,17 +211,6 @@ class Saver:
                 newcomer.close()
             raise CheckpointError(failure)
         return Writing(newcomer, Path(temporary), places, self._teller, directory, options.keep)
-
-    def _lay_out(
-        self, directory: Path, meta: dict[str, Any], buffers: dict[str, np.ndarray], level: int
-    ) -> tuple[Newcomer, Places]:
-        dense, sparse = dense_shapes(self._shard), sparse_shapes(self._shard)
-        newcomer = Newcomer(directory)
-        try:
-            return newcomer, lay_out(newcomer, dense, sparse, buffers, meta, level)
-        except BaseException:
-            newcomer.close()
-            raise
 
     def _check_same_directory(self, directory: Path, token: Path) -> str:
         """What is wrong with the directory, "" when all servers see the same one. Collective.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpifleet.partition import chunks
+from mpifleet.ps.changed_rows import ChangedRows, Since
 from mpifleet.ps.initializers import fill_shard
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.row_copy import gather_rows, write_rows
@@ -67,7 +68,16 @@ class Shard:
             for parts in zip(self._sparse_rules, self._rows, sparse_hypers, strict=True)
         ]
 
+        self.changed: ChangedRows | None = None
         self._prepare()
+
+    def track(self, since: Since) -> None:
+        """From here on note which rows are written, until told again; see ChangedRows."""
+        self.changed = ChangedRows(self.layout.sparse_rows, since)
+
+    def _mark(self, table: int, rows: np.ndarray | slice) -> None:
+        if self.changed is not None:
+            self.changed.mark(table, rows)
 
     def _prepare(self) -> None:
         """Have everything compiled before the first push waits for it."""
@@ -76,15 +86,18 @@ class Shard:
             rule, state = self._sparse_rules[table], self.sparse_state[table]
             rule.update_rows(rows, none, rows[:0], state, 1, self._sparse_hypers[table])
 
-    def forget_dense(self, table: int) -> None:
-        """Let a dense table's optimizer state start anew."""
-        self.dense_steps[table][:] = 0
+    def forget_dense(self, table: int, index: int) -> None:
+        """Let the optimizer state of one parameter of a dense table start anew."""
+        self.dense_steps[table][index] = 0
+        param = self.layout.specs.dense[table].params[index]
+        here, _ = self.layout.dense[table].share_of(param)
         first_of = self._dense_rules[table].initial_state(self._dense_hypers[table])
         for slot, first in first_of.items():
-            self.dense_state[table][slot].fill_(first)
+            self.dense_state[table][slot][here].fill_(first)
 
     def forget_sparse(self, table: int) -> None:
         """Let a sparse table's optimizer state start anew."""
+        self._mark(table, slice(None))
         self.sparse_steps[table] = 0
         first_of = self._sparse_rules[table].initial_state(self._sparse_hypers[table])
         for slot, first in first_of.items():
@@ -94,7 +107,10 @@ class Shard:
 
     def initialize_rows(self) -> None:
         """Give every row of every sparse table its first value."""
-        for spec, rows in zip(self.layout.specs.sparse, self._rows, strict=True):
+        for table, (spec, rows) in enumerate(
+            zip(self.layout.specs.sparse, self._rows, strict=True)
+        ):
+            self._mark(table, slice(None))
             with self._exclusive():
                 fill_shard(
                     rows.numpy(),
@@ -120,6 +136,7 @@ class Shard:
 
     def set_rows(self, table: int, first: int, values: np.ndarray) -> None:
         """Replace rows [first, first + len(values)) of a sparse table."""
+        self._mark(table, slice(first, first + len(values)))
         with self._exclusive():
             self._rows[table][first : first + len(values)] = torch.from_numpy(values)
 
@@ -171,6 +188,7 @@ class Shard:
     def _apply_rows(
         self, table: int, rows: np.ndarray, grads: torch.Tensor, hyper: np.ndarray
     ) -> None:
+        self._mark(table, rows)
         # This process is the only writer: everything but the last copy happens outside the lock.
         values, state = self._rows[table], self.sparse_state[table]
         step = int(self.sparse_steps[table])

@@ -70,6 +70,13 @@ class DenseSlice:
     stop: int
     offset: int
 
+    def share_of(self, param: ParamSpec) -> tuple[slice, slice]:
+        """This part's elements of a parameter: within the part, and within the parameter."""
+        low = max(param.start, self.start)
+        high = max(low, min(param.stop, self.stop))
+        within = slice(low - self.start, high - self.start)
+        return within, slice(low - param.start, high - param.start)
+
 
 class ShardLayout:
     """Where every table's part lies in the memory of one of `num_servers` servers.

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.checkpoint import Keep
 from mpifleet.errors import CheckpointError
+from mpifleet.log import get_logger
 from mpifleet.ps.client import unpack_buffers
+from mpifleet.ps.load_report import EVERYTHING, LoadOptions, LoadReport
 from mpifleet.ps.loading import Loader
 from mpifleet.ps.saving import SaveOptions, Saver
 from mpifleet.ps.shard import Shard
@@ -21,6 +22,7 @@ class Storage:
     """
 
     def __init__(self, mpi: ModuleType | None, comm: Any, shard: Shard) -> None:
+        self._shard = shard
         self._saver = Saver(mpi, comm, shard)
         self._loader = Loader(comm, shard)
 
@@ -47,10 +49,27 @@ class Storage:
         self._saver.settle()
         self._loader.check(path)
 
-    def load(self, directory: Path, checked: bool = False) -> None:
+    def load(
+        self, directory: Path, checked: bool = False, options: LoadOptions = EVERYTHING
+    ) -> LoadReport:
         """Replace the tables. Collective. Raises CheckpointError on every server."""
         self._saver.settle()
-        self._loader.load(directory, checked)
+        report = self._loader.load(directory, checked, options)
+        if report.is_whole and options.table is None:
+            self._saver.loaded(Path(report.path), report.kind)
+        return report
+
+    def start_from(self, directory: Path | None, strict: bool) -> None:
+        """Give every row its first value: a checkpoint's, or its initializer's. Collective.
+
+        strict=False: what the checkpoint does not have begins as without it; server 0 says what.
+        """
+        if directory is None or not strict:
+            self._shard.initialize_rows()
+        if directory is not None:
+            report = self.load(directory, options=LoadOptions(strict))
+            if not strict and self._shard.layout.server == 0:
+                get_logger().info("%s", report.text())
 
     def answer_save(self, request: dict[str, Any], payload: bytes) -> bytes:
         """Serve a SAVE request: empty when done, else what went wrong."""
@@ -59,12 +78,7 @@ class Storage:
                 self.settle()
             else:
                 facts = request["buffers"] if request["has_payload"] else []
-                options = SaveOptions(
-                    request["wait"],
-                    request["refuse_busy"],
-                    Keep(*request["keep"]),
-                    request["level"],
-                )
+                options = SaveOptions.of(request["options"])
                 buffers = unpack_buffers(facts, payload)
                 self.save(Path(request["directory"]), request["meta"], buffers, options)
         except CheckpointError as error:
@@ -78,7 +92,7 @@ class Storage:
             if request["check_only"]:
                 self.check(path)
             else:
-                self.load(path, checked=True)
+                self.load(path, True, LoadOptions(request["strict"], request["table"]))
         except CheckpointError as error:
             return str(error).encode()
         return b""

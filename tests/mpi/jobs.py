@@ -159,6 +159,7 @@ def attempt(
     staleness: int = -1,
     skip: bool = False,
     load_from: Path | None = None,
+    load_strict: bool = True,
     end_s: float = 25.0,
 ) -> list[Outcome]:
     """How the job went on each of its ranks, known on all ranks of `comm`. Collective.
@@ -178,7 +179,8 @@ def attempt(
         strategy.a_sync_configs = {"staleness": staleness}
         strategy.nonfinite = "skip" if skip else "raise"
         torch.manual_seed(7 + comm.rank)
-        with _job(part, place, build, strategy, load_from, end_s) as (name, job, worker):
+        start = (load_from, load_strict)
+        with _job(part, place, build, strategy, start, end_s) as (name, job, worker):
             mine.append(_serve(name, job) if worker is None else _work(name, worker, work))
         with mpi_module.serial:
             part.Free()
@@ -194,7 +196,7 @@ def _job(
     place: Place,
     build: Build,
     strategy: DistributedStrategy,
-    load_from: Path | None,
+    start: tuple[Path | None, bool],
     end_s: float,
 ) -> Iterator[tuple[str, Job | None, Worker | None]]:
     roles = Roles.assign(MPI, comm, num_servers=place.servers) if place.servers else None
@@ -202,11 +204,11 @@ def _job(
     optimizer = DistributedOptimizer(inner, model)
     job, exchange = None, None
     if roles is None:
-        exchange = local_exchange(optimizer, strategy, load_from)
+        exchange = local_exchange(optimizer, strategy, *start)
     else:
         settings = _settings(strategy, place, end_s)
         hypers, first = optimizer.hypers(), optimizer.first_values()
-        job = Job(MPI, roles, optimizer.specs, settings, {}, *hypers, first, load_from)
+        job = Job(MPI, roles, optimizer.specs, settings, {}, *hypers, first, *start)
         if job.client is not None:
             exchange = remote_exchange(job.client, settings)
     worker = None

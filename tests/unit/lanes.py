@@ -53,11 +53,12 @@ class Lanes:
         start=0,
         stop=None,
         version=NO_VERSION,
+        argument=0,
     ):
         """What a worker does to deliver one piece [start, stop) of a message (uint8)."""
         assert not self.is_full(worker, lane), "a worker waits for its lane to be empty"
         piece = message[start:stop]
-        header = Header(kind, step, 0, message.size, start, piece.size, version)
+        header = Header(kind, step, argument, message.size, start, piece.size, version)
         base = self.layout.lane(worker, lane)
         self.window.put(0, base, header.encode())
         self.window.put(0, base + HEADER_BYTES, piece)

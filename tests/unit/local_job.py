@@ -1,5 +1,7 @@
 """A single-process job for tests: model and torch optimizer connected to tables in this process."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -7,7 +9,10 @@ from mpifleet.compose import local_exchange
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import unique_keys
+from mpifleet.persistables import Persistables
+from mpifleet.session import Session
 from mpifleet.strategy import DistributedStrategy
+from mpifleet.util import Util
 
 
 def connect(model, optimizer, *, nonfinite="raise"):
@@ -41,3 +46,19 @@ def single(name="t", rows=20, dim=3, optimizer=torch.optim.SGD, lr=0.5, **option
     options.setdefault("dtype", torch.float64)
     embedding = SparseEmbedding(name, rows, dim, **options)
     return embedding, connect(embedding, optimizer(embedding.parameters(), lr=lr))
+
+
+def persistables(optimizer, model):
+    """What saves and loads a single-process job."""
+    exchange = optimizer._exchange
+    return Persistables(None, DistributedStrategy(), model, optimizer, exchange, nullcontext)
+
+
+class LocalSession(Session):
+    """What fleet's calls find as the session of this process, around a job made by `connect`."""
+
+    def __init__(self, model, optimizer):
+        self.roles, self.strategy = None, DistributedStrategy()
+        self.model, self.optimizer, self.exchange = model, optimizer, optimizer.exchange
+        self.load_from, self._job = None, None
+        self.util = Util(None, None, self.meet)

@@ -18,11 +18,13 @@ from mpifleet.checkpoint import (
     SparseShape,
     digests,
     lay_out,
+    newest,
     open_checkpoint,
     write_checkpoint,
     write_parts,
 )
 from mpifleet.errors import CheckpointError
+from mpifleet.ps.saving import SaveOptions
 from tests.unit.checkpoint_content import (
     NUM_ROWS,
     REPOSITORY,
@@ -31,6 +33,7 @@ from tests.unit.checkpoint_content import (
     table,
     value_in,
 )
+from tests.unit.delta_jobs import BASE, DELTA, Job
 
 
 def same_bits(one, two):
@@ -117,9 +120,15 @@ def test_the_document_names_every_field_of_a_file_and_no_other(tmp_path):
             found.update(item.attrs)
         found.add("/" + "/".join(parts))
 
-    with h5py.File(write_checkpoint(tmp_path, **content()), "r") as file:
-        found.update(file.attrs)
-        file.visititems(visit)
+    job = Job()
+    for options in (BASE, DELTA):
+        job.face.save(tmp_path / "chain", options)
+    job.face.save(tmp_path / "one", SaveOptions(table="one", level=1))
+    written = write_checkpoint(tmp_path, **content())
+    for path in (written, newest(tmp_path / "chain"), newest(tmp_path / "one")):
+        with h5py.File(path, "r") as file:
+            found.update(file.attrs)
+            file.visititems(visit)
     text = (REPOSITORY / "docs" / "checkpoint-format.md").read_text()
     missing = {name for name in found if f"`{name}`" not in text}
     assert missing == set()

@@ -1,5 +1,6 @@
 """Compressed checkpoints in one process: the chunks, what any HDF5 reader finds, and failures."""
 
+import functools
 import itertools
 import os
 import resource
@@ -29,6 +30,7 @@ from mpifleet.cli.contents import contents
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import CheckpointError
 from mpifleet.log import get_logger
+from mpifleet.ps import placed_chunks
 from mpifleet.ps.saving import SaveOptions
 from tests.unit.checkpoint_content import leftovers
 from tests.unit.local_job import connect
@@ -214,6 +216,39 @@ def test_a_job_saves_the_same_content_smaller(tmp_path, caplog, monkeypatch):
         with open_checkpoint(tmp_path / name) as checkpoint:
             assert contents(checkpoint, tmp_path / name)["compression"] == compression
     assert [r.getMessage() for r in caplog.records if "wait=False" in r.getMessage()]
+
+
+def test_drivers_that_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"driver='mpi'; use None or \"mpio\""):
+        SaveOptions(level=1, driver="mpi")
+    with pytest.raises(CheckpointError, match=r'is for compressed .*add compression="gzip"'):
+        SaveOptions(driver="mpio")
+    exchange = trained(*model())
+    with pytest.raises(CheckpointError, match="on server 0: there is no MPI in this job; without"):
+        exchange.save(tmp_path / "new", {}, {}, SaveOptions(level=1, driver="mpio"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_of_a_delta_that_failed_are_in_the_next_one(tmp_path, monkeypatch):
+    module, optimizer = model(300)
+    exchange = trained(module, optimizer)
+    save = functools.partial(exchange.save, tmp_path / "chain", {}, {})
+    save(SaveOptions(level=1, mode="base"))
+    trained(module, optimizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(placed_chunks, "write_unsynced", full_disk)
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(SaveOptions(level=1, mode="delta"))
+    save(SaveOptions(level=1, mode="delta"))
+    exchange.save(tmp_path / "full", {}, {}, SaveOptions())
+    assert values_in(tmp_path / "chain") == values_in(tmp_path / "full")
+    with open_checkpoint(tmp_path / "chain") as checkpoint:
+        assert checkpoint.stored("emb").stored_rows == 100
+        assert checkpoint.compression == "gzip-1"
+
+
+def full_disk(*_):
+    raise OSError(28, "No space left on device")
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_file(tmp_path):

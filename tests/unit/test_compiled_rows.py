@@ -63,7 +63,7 @@ def test_rows_that_are_not_touched_keep_their_bits(case):
 def test_without_a_folder_to_keep_it_in_it_is_compiled_anew(monkeypatch):
     pytest.importorskip("numba")
     fresh = compiled_rows.CompiledRows()
-    njit, asked = fresh._njit, []
+    njit, asked = fresh._compiler._njit, []
 
     def refusing(**options):
         asked.append(options.get("cache", False))
@@ -71,7 +71,7 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_anew(monkeypatch):
             raise RuntimeError("cannot cache function: no locator available")
         return njit(**options)
 
-    monkeypatch.setattr(fresh, "_njit", refusing)
+    monkeypatch.setattr(fresh._compiler, "_njit", refusing)
     monkeypatch.setattr(update_rules, "compiled_rows", lambda: fresh)
     train("sgd", torch.float32, 3, 5)
     assert asked == [True, False]
@@ -80,7 +80,7 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_anew(monkeypatch):
 def test_without_room_for_the_cache_it_is_compiled_anew(monkeypatch):
     pytest.importorskip("numba")
     fresh = compiled_rows.CompiledRows()
-    njit = fresh._njit
+    njit = fresh._compiler._njit
 
     def full(**options):
         def compile_(function):
@@ -91,7 +91,7 @@ def test_without_room_for_the_cache_it_is_compiled_anew(monkeypatch):
 
         return compile_
 
-    monkeypatch.setattr(fresh, "_njit", full)
+    monkeypatch.setattr(fresh._compiler, "_njit", full)
     monkeypatch.setattr(update_rules, "compiled_rows", lambda: fresh)
     compiled = train("adam", torch.float32, 3, 70)
     monkeypatch.setattr(update_rules, "compiled_rows", lambda: None)

@@ -135,11 +135,15 @@ def run_example(program, *arguments):
 def test_infer_repeats_the_test_auc(directory, tmp_path):
     data = ("--data", "synthetic", "--data-dir", directory)
     trained = run_example(
-        "train.py", *data, "--limit", 905, "--batch-size", 100, "--save", tmp_path / "saved"
+        "train.py",
+        *data,
+        *("--limit", 905, "--batch-size", 100),
+        *("--save", tmp_path / "saved", "--export", tmp_path / "served"),
     )
     assert re.fullmatch(r"test AUC 0\.\d{4} \(4500 samples\)\n", trained.stdout)
     assert "epoch 0: 1,000 samples" in trained.stderr, "905 in whole batches"
     assert run_example("infer.py", *data, "--load", tmp_path / "saved").stdout == trained.stdout
+    assert run_example("infer.py", *data, "--model", tmp_path / "served").stdout == trained.stdout
 
 
 class Counting:

@@ -8,7 +8,7 @@ import torch
 
 from mpifleet.errors import NonFiniteGradient
 from mpifleet.log import get_logger
-from mpifleet.ps.finite import FiniteGuard, is_finite
+from mpifleet.ps.finite import FiniteGuard, first_nonfinite, is_finite
 
 TABLES = [SimpleNamespace(name="dense0"), SimpleNamespace(name="emb")]
 
@@ -39,16 +39,19 @@ def test_infinities_that_cancel_are_not_finite():
     assert not is_finite(torch.tensor([float("inf"), float("-inf")]))
 
 
-def push(*values):
-    return [SimpleNamespace(values=np.array(value, np.float32)) for value in values]
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_error_names_worker_table_and_step(bad):
+def test_the_first_array_that_is_not_finite_is_found(bad):
+    good, wrong = np.ones(3, np.float32), np.array([[1, 2], [3, bad]], np.float32)
+    assert first_nonfinite([]) == 0
+    assert first_nonfinite([good, good]) == 0
+    assert first_nonfinite([good, wrong, wrong]) == 2
+
+
+def test_the_error_names_worker_table_and_step():
     guard = FiniteGuard(skip=False)
-    assert guard.accept(TABLES, push([1, 2], [3]), worker=2, step=7)
+    assert guard.accept(0, TABLES, worker=2, step=7)
     with pytest.raises(NonFiniteGradient, match=r"worker 3 .* table 'emb' at step 11") as caught:
-        guard.accept(TABLES, push([1, 2], [bad]), worker=3, step=11)
+        guard.accept(2, TABLES, worker=3, step=11)
     assert isinstance(caught.value, ArithmeticError)
 
 
@@ -58,8 +61,8 @@ def test_skipping_counts_and_says_so_less_and_less(caplog):
     logger.addHandler(caplog.handler)
     try:
         for step in range(20):
-            assert not guard.accept(TABLES, push([np.nan], [1]), worker=0, step=step)
-            assert guard.accept(TABLES, push([0], [1]), worker=0, step=step)
+            assert not guard.accept(1, TABLES, worker=0, step=step)
+            assert guard.accept(0, TABLES, worker=0, step=step)
     finally:
         logger.removeHandler(caplog.handler)
     assert guard.skipped == 20

@@ -15,6 +15,8 @@ LIGHT = [
     "mpifleet.cli.main",
     "mpifleet.cli.run",
     "mpifleet.cli.inspect",
+    "mpifleet.cli.export",
+    "mpifleet.cli.import_files",
 ]
 LANES = ["mpifleet.ps.mailbox", "mpifleet.ps.assembler", "mpifleet.ps.server_advice"]
 HEAVY = ["mpi4py.MPI", "torch", "h5py", "horovod", "sklearn", "rich"]
@@ -43,7 +45,15 @@ def test_the_check_sees_a_heavy_module():
     assert python("-c", code).strip() == "['h5py']"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["inspect", "--help"]])
+@pytest.mark.parametrize("module", ["mpifleet.inference", "mpifleet.fleet"])
+def test_a_host_without_mpi_can_import(module):
+    code = f"import sys; sys.modules['mpi4py'] = None; import {module}"
+    assert python("-c", code) == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["inspect", "--help"], ["export", "--help"], ["import", "--help"]]
+)
 def test_help_loads_nothing_heavy(words):
     code = (
         "import sys\nfrom mpifleet.cli.main import main\n"

@@ -18,11 +18,11 @@ LAYERS = {
     "strategy_rules strategy_table "
     "memory_reuse step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
-    "mechanisms": "checkpoint data metrics ps",
+    "mechanisms": "checkpoint data metrics portable ps",
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
-    "training": "embedding local_state model_tables models optimizer progress pull_ahead "
-    "step_marks table_options training_threads",
-    "face": "compose current fleet persistables role_makers saves session util",
+    "training": "embedding inference local_state look_up model_names model_tables models optimizer "
+    "progress pull_ahead step_marks table_options training_threads",
+    "face": "compose current exports fleet persistables role_makers saves session util",
     "programs": "__main__ cli",
 }
 HEIGHT = {

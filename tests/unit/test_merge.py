@@ -6,7 +6,8 @@ import torch
 
 from mpifleet.errors import KeyRangeError
 from mpifleet.partition import unique_keys
-from mpifleet.ps.merge import DenseMerger, RowsMerger, segment_sum, sum_duplicates
+from mpifleet.ps import merge
+from mpifleet.ps.merge import DenseMerger, RowsMerger, add_rows, segment_sum, sum_duplicates
 from mpifleet.ps.message import DenseGradient, RowsGradient
 from mpifleet.ps.spec import TableSpecs, layouts
 from tests.unit.table_examples import dense_spec, hyper, sparse_spec, two_and_two
@@ -171,6 +172,48 @@ def test_row_gradients_add_up_in_worker_order():
             merger.add([RowsGradient(hyper(), np.zeros(1, int), np.float32([[value]]), 1)])
         results.append(merger.take_mean()[0].values.item())
     assert results == [0, np.float32(1) / np.float32(3)]
+
+
+def increasing(rng, count, num_rows, dim, dtype):
+    rows = np.sort(rng.permutation(num_rows)[:count])
+    values = (rng.normal(size=(count, dim)) * 10.0 ** rng.integers(-6, 6, (count, 1))).astype(dtype)
+    values[rng.random(values.shape) < 0.2] = -0.0
+    return rows, values
+
+
+def added(left, right, num_rows):
+    """What add_rows writes, and nothing behind it."""
+    room = len(left[0]) + len(right[0])
+    rows, values = np.full(room, -1), np.full((room, left[1].shape[1]), np.nan, left[1].dtype)
+    size = add_rows(left, right, (rows, values), num_rows, "emb")
+    assert (rows[size:] == -1).all()
+    return rows[:size], values[:size]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 0), (0, 9), (40, 0), (1, 1), (90, 3), (55, 71)])
+@pytest.mark.parametrize("dim", [1, 7, 16])
+def test_a_compiled_merge_has_the_bits_of_a_sort(dim, ours, theirs, dtype, monkeypatch):
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(ours)
+    left, right = (increasing(rng, count, 100, dim, dtype) for count in (ours, theirs))
+    rows, values = added(left, right, 100)
+    monkeypatch.setattr(merge, "compiled_merge", lambda: None)
+    by_sort = added(left, right, 100)
+    np.testing.assert_array_equal(rows, by_sort[0], strict=True)
+    assert values.tobytes() == by_sort[1].tobytes()
+    total = np.zeros((100, dim), dtype)
+    total[left[0]] += left[1]
+    total[right[0]] += right[1]
+    np.testing.assert_array_equal(values, total[rows])
+
+
+def test_rows_in_any_order_are_sorted():
+    left = np.array([9, 2]), np.float32([[1], [2]])
+    right = np.array([2, 5]), np.float32([[10], [20]])
+    rows, values = added(left, right, 10)
+    assert rows.tolist() == [2, 5, 9]
+    assert values.tolist() == [[12], [20], [1]]
 
 
 def test_a_server_without_rows_merges_nothing():

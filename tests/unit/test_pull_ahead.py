@@ -44,7 +44,7 @@ def test_batches_come_in_order_and_are_announced_so_many_ahead(num_batches):
 
     for position, batch in enumerate(ahead(range(6), look_ups, num_batches)):
         assert batch == position
-        assert told == list(range(min(batch + num_batches + 1, 6) if num_batches else 0))
+        assert told == list(range(min(batch + max(num_batches, 1) + 1, 6)))
 
 
 def test_an_announced_look_up_is_pulled_once(monkeypatch):
@@ -53,6 +53,35 @@ def test_an_announced_look_up_is_pulled_once(monkeypatch):
     for ids in ahead(IDS, lambda ids: {embedding: ids.clone()}, 2):
         assert torch.equal(embedding(ids).detach(), rows_of(embedding, optimizer, ids))
     assert asked.times == len(IDS)
+
+
+def test_without_rows_the_keys_are_sorted_in_the_step_before(monkeypatch):
+    embedding, optimizer = single()
+    asked, sorted_in, now = Asked(optimizer, monkeypatch), [], []
+    plan = embedding._plan
+    monkeypatch.setattr(embedding, "_plan", lambda *ids: (sorted_in.append(now[-1]), plan(*ids))[1])
+    for ids in ahead(IDS, lambda ids: {embedding: ids.clone()}, 0):
+        now.append("forward")
+        out = embedding(ids)
+        assert torch.equal(out.detach(), rows_of(embedding, optimizer, ids))
+        out.sum().backward()
+        now.append("step")
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sorted_in == ["forward"] + ["step"] * 5  # the first has no step before it
+    assert asked.times == len(IDS)
+
+
+def test_a_key_outside_whose_rows_are_not_pulled_ahead_is_named_by_its_look_up():
+    embedding, optimizer = single()
+    bad = torch.tensor([[99]])
+    for ids in ahead([IDS[0], bad], lambda ids: {embedding: ids}, 0):
+        if ids is bad:
+            with pytest.raises(KeyRangeError, match="key 99 is outside"):
+                embedding(ids)
+        else:
+            embedding(ids).sum().backward()
+            optimizer.step()
 
 
 def test_other_look_ups_between_disturb_nothing(monkeypatch):
@@ -133,6 +162,7 @@ def test_in_one_process_training_gives_the_same_bits():
         return table_of(embedding, optimizer)
 
     assert torch.equal(train(0), train(3))
+    assert torch.equal(train(0), train(1))
 
 
 def test_a_key_outside_is_named_when_it_is_announced():
@@ -187,15 +217,13 @@ def test_what_came_before_an_error_is_trained_before_it_is_raised(num_batches, w
         return {embedding: ids}
 
     trained = []
-    # Without pulling ahead nobody asks for look-ups.
-    last = 5 if where == "look-ups" and not num_batches else 4
     try:
         for ids in ahead(batches(), look_ups, num_batches):
             embedding(ids)
             trained.append(ids)
     except OSError:
         trained.append("raised")
-    assert trained == [*IDS[:last], *(["raised"] if last == 4 else [])]
+    assert trained == [*IDS[:4], "raised"]
     assert not embedding._expected._queue
 
 

@@ -221,10 +221,14 @@ def test_pauses_mean_nothing_in_async_mode(kind):
     assert server.version(Lane.ROWS) == 0, "no update"
 
 
+EMB = 2
+"""What a worker that finds a number that is not finite in the rows of "emb" says."""
+
+
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_gradient_that_is_not_finite_changes_nothing(sync):
     server = Server(1, sync=sync)
-    server.push_rows(0, [1], np.inf, step=12)
+    server.push_rows(0, [1], np.inf, step=12, argument=EMB)
     with pytest.raises(NonFiniteGradient, match=r"worker 0 .* table 'emb' at step 12"):
         server.turn()
     assert not server.rows.any()
@@ -233,7 +237,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(sync):
 @pytest.mark.parametrize("sync", [False, True])
 def test_skipping_goes_on_and_counts_the_step(sync):
     server = Server(2, sync=sync, skip=True)
-    server.push_rows(0, [1], np.nan)
+    server.push_rows(0, [1], np.nan, argument=EMB)
     server.push_rows(1, [1], 2.0)
     server.turn()
     assert server.rows[1].tolist() == [-1.0] * DIM  # in sync mode the mean of those accepted
@@ -398,7 +402,7 @@ def test_the_clock_of_the_slowest_counts_steps_in_all_lanes(hybrid):
 
 def test_a_refused_push_is_a_step_all_the_same():
     server = Server(1, staleness=0, skip=True, specs=ROWS_ONLY)
-    server.push_rows(0, [1], np.nan)
+    server.push_rows(0, [1], np.nan, argument=1)
     server.turn()
     assert server.slowest == 1
 
