@@ -58,8 +58,13 @@ def obstacle(kind: str, mpi: str) -> str:
         return (
             f"missing: {', '.join(absent)} (Debian, Ubuntu: apt-get install {' '.join(PACKAGES)})"
         )
-    if mpi == PARALLEL and not is_ready(PARALLEL):
-        return f"h5py was not built with MPI, see its set-up (Debian, Ubuntu: it needs {HDF5})"
     if kind == "cluster" and os.geteuid() != 0:
         return "a private two-node Slurm needs root"
     return ""
+
+
+def unbuilt(mpi: str) -> str:
+    """Why parts with this MPI could not run, once its build was tried; empty when they could."""
+    if mpi != PARALLEL or is_ready(PARALLEL):
+        return ""
+    return f"h5py was not built with MPI, see its build above (Debian, Ubuntu: it needs {HDF5})"

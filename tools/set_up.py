@@ -1,4 +1,4 @@
-"""What tests and benchmarks need, made ready: `python3 -m tools.set_up NAME...`."""
+"""What tests and benchmarks need, made ready: `python3 -m tools.set_up NAME`."""
 
 from __future__ import annotations
 
@@ -20,35 +20,30 @@ _PEERS_CHECK = "import paddle.distributed.fleet"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make ready what the arguments name, in their order: system packages, virtual environments.
+    """Make ready what the one argument names: system packages, or a virtual environment.
 
-    "parallel" has an h5py with MPI, which needs the packages.  "peers" holds the other projects
-    that benchmarks compare with, which do not go together with the package's own dependencies.
+    "parallel" has an h5py with MPI, and "system" behind it.  "peers" holds the other projects that
+    benchmarks compare with, which do not go together with the package's own dependencies.
     """
     names = list(sys.argv[1:] if argv is None else argv)
     known = (PACKAGES, PARALLEL, PEERS, *EXTRAS)
-    if not names or not set(names) <= set(known):
-        print(f"{' '.join(names)!r}: name some of {', '.join(known)}", file=sys.stderr)
+    if len(names) != 1 or names[0] not in known:
+        print(f"{' '.join(names)!r}: name one of {', '.join(known)}", file=sys.stderr)
         return 2
     exit_on_sigterm()
     try:
-        for name in names:
-            _prepare(name)
+        if names[0] == PACKAGES:
+            install_system_packages()
+        elif names[0] == PARALLEL:
+            prepare_parallel()
+        elif names[0] == PEERS:
+            prepare_listed(PEERS, _PEERS_LIST, _PEERS_CHECK)
+        else:
+            prepare(names[0], EXTRAS[names[0]], _CHECK)
     except SetUpError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _prepare(name: str) -> None:
-    if name == PACKAGES:
-        install_system_packages()
-    elif name == PARALLEL:
-        prepare_parallel()
-    elif name == PEERS:
-        prepare_listed(PEERS, _PEERS_LIST, _PEERS_CHECK)
-    else:
-        prepare(name, EXTRAS[name], _CHECK)
 
 
 if __name__ == "__main__":
