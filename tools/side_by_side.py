@@ -85,21 +85,19 @@ def run_side_by_side(
     reported_s = time.monotonic()
     try:
         while waiting or running:
-            while len(running) < lanes and (able := _able(waiting, running)):
-                lane = min(set(range(lanes)) - {each.lane for each in running})
-                index, task = waiting.pop(able[-(lane % 2)])
+            while (found := _next(waiting, running, lanes)) is not None:
+                lane, (index, task) = found
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or task.after in failed:
-                    failed.add(task.title)
                     yield index, Ended(TIMED_OUT if left_s <= 0 else NOT_BEGUN, 0.0, "")
+                    failed.add(task.title)
                     continue
                 task = replace(task, limit_s=min(task.limit_s, left_s))
                 running.append(_Running(lane, index, task, scratch / f"output-{index}"))
             for each in list(running):
                 if ended := each.ended():
                     running.remove(each)
-                    if ended.status != 0:
-                        failed.add(each.task.title)
+                    failed |= {each.task.title} if ended.status != 0 else set()
                     _show(each.task, ended)
                     yield each.index, ended
             if time.monotonic() - reported_s > REPORT_S:
@@ -112,10 +110,16 @@ def run_side_by_side(
             end_group(each.process)
 
 
-def _able(waiting: Sequence[tuple[int, Task]], running: Sequence[_Running]) -> list[int]:
-    """Places among the waiting tasks of those that may begin."""
-    open_ = {task.title for _, task in waiting} | {each.task.title for each in running}
-    return [place for place, (_, task) in enumerate(waiting) if task.after not in open_]
+def _next(
+    waiting: list[tuple[int, Task]], running: Sequence[_Running], lanes: int
+) -> tuple[int, tuple[int, Task]] | None:
+    """(lane, the task to begin there), which waits no longer; None where none may begin now."""
+    still_open = {task.title for _, task in waiting} | {each.task.title for each in running}
+    able = [place for place, (_, task) in enumerate(waiting) if task.after not in still_open]
+    if len(running) == lanes or not able:
+        return None
+    lane = min(set(range(lanes)) - {each.lane for each in running})
+    return lane, waiting.pop(able[-(lane % 2)])
 
 
 def _show(task: Task, ended: Ended) -> None:
