@@ -6,12 +6,13 @@ Importing the package loads neither MPI nor torch; its names are resolved on fir
 from typing import TYPE_CHECKING, Any
 
 from mpifleet._version import __version__
+from mpifleet.launchenv import PREEMPTED
 
 if TYPE_CHECKING:
     import mpifleet.fleet as fleet
     from mpifleet.strategy import DistributedStrategy
 
-__all__ = ["DistributedStrategy", "__version__", "fleet"]
+__all__ = ["PREEMPTED", "DistributedStrategy", "__version__", "fleet"]
 
 
 def __getattr__(name: str) -> Any:

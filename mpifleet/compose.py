@@ -1,8 +1,12 @@
 """From strategy to behaviour: the one place where flags become settings and an exchange."""
 
+import platform
 from pathlib import Path
+from types import ModuleType
 
+from mpifleet._version import __version__
 from mpifleet.errors import ConfigError
+from mpifleet.mpi import library
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
 from mpifleet.ps.client import Client
@@ -15,6 +19,7 @@ from mpifleet.strategy_rules import check_together
 # A frozen rank keeps others waiting: the lifeline, which knows who is frozen, is to end the job
 # before one of those gives up and names whom it waited for.
 LIFELINE_FIRST_S = 3.0
+STARTED = "having reached fleet.init_worker() or fleet.run_server()"
 
 
 def job_settings(strategy: DistributedStrategy) -> Settings:
@@ -29,6 +34,19 @@ def job_settings(strategy: DistributedStrategy) -> Settings:
         dense_sync=strategy.dense_sync,
         staleness=strategy.a_sync_configs.staleness,
     )
+
+
+def job_facts(mpi: ModuleType, strategy: DistributedStrategy) -> dict[str, str]:
+    """What must be the same on all ranks, as text by name."""
+    facts = {
+        STARTED: "yes",
+        "the version of mpifleet": __version__,
+        "the MPI library": library(mpi),
+        "the version of Python": platform.python_version(),
+    }
+    for field, value in strategy.to_dict().items():
+        facts[f"strategy.{field}"] = str(value)
+    return facts
 
 
 def remote_exchange(client: Client, settings: Settings) -> RemoteExchange:

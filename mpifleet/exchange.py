@@ -1,6 +1,6 @@
 """What happens to one step's gradients between backward() and the next forward()."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from mpifleet.ps.load_report import EVERYTHING, LoadOptions
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
+from mpifleet.states import SavedState, StateProvider
 from mpifleet.step_clock import StepClock
 
 
@@ -92,8 +93,16 @@ class Exchange(Protocol):
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
-        """Write all tables as one file into `directory`."""
+        """Write all tables, and what is given beside them, as one file into `directory`."""
+        ...
+
+    def states(self) -> Sequence[StateProvider]:
+        """What it remembers from one step to the next that is not in the tables.
+
+        Each exchange says so itself, if only that there is nothing: it is saved and resumed.
+        """
         ...
 
     def apply_delivered(self) -> None:

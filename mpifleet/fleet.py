@@ -15,9 +15,12 @@ from torch import nn
 from mpifleet.current import begin, current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
+from mpifleet.launchenv import PREEMPTED
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
+from mpifleet.preemption import preempted
 from mpifleet.pull_ahead import ahead
+from mpifleet.resuming import register_state, resume, save_checkpoint
 from mpifleet.role_makers import (
     MPISymmetricRoleMaker,
     PaddleCloudRoleMaker,
@@ -42,6 +45,7 @@ from mpifleet.training_threads import TrainingThread
 from mpifleet.util import Util
 
 __all__ = [
+    "PREEMPTED",
     "BuildStrategy",
     "DistributedStrategy",
     "ExecutionStrategy",
@@ -63,9 +67,13 @@ __all__ = [
     "load_persistables",
     "load_state_dict",
     "load_word2vec",
+    "preempted",
     "pull_ahead",
+    "register_state",
+    "resume",
     "run_server",
     "run_threads",
+    "save_checkpoint",
     "save_dense_params",
     "save_inference_model",
     "save_one_table",

@@ -16,6 +16,11 @@ SERVER_NUM = "MPIFLEET_SERVER_NUM"
 WORKER_NUM = "MPIFLEET_WORKER_NUM"
 ROLE = "MPIFLEET_ROLE"
 LOG_DIR = "MPIFLEET_LOG_DIR"
+PREEMPTED = 75
+"""Exit status of a script that a signal has stopped and that saved what it needs to be resumed.
+
+It is sysexits.h's EX_TEMPFAIL, "try again later"; launchers pass it on.
+"""
 
 # Slurm numbers the steps that are not an srun of the user (interactive, batch, extern, pending)
 # down from the top of 32 bits: a process in one of them is a plain shell, not a task of a job.

@@ -51,9 +51,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- hyper-parameters -------------------------------------------------------------------------
 
+    def groups(self) -> list[Group]:
+        """Its param groups; the wrapped optimizer's load_state_dict makes new ones."""
+        self.param_groups = self._inner.param_groups
+        return self.param_groups
+
     def hypers(self) -> tuple[np.ndarray, np.ndarray]:
         """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
-        groups = self.param_groups = self._inner.param_groups  # its load_state_dict makes new ones
+        groups = self.groups()
         if len(groups) != self._num_groups:
             raise ConfigError(
                 f"the wrapped optimizer has {len(groups)} param groups, it had {self._num_groups} "
@@ -108,6 +113,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Read the dense parameters from the servers."""
         self._connected().pull_dense(self.values)
         self._write_values()
+
+    def look_anew(self) -> None:
+        """Forget the rows that were pulled ahead too: all that is read from here on is new."""
+        self.refresh()
+        for embedding in self.embeddings:
+            embedding.expect_nothing()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over rates and other hyper-parameters; what was learned is in checkpoints."""

@@ -1,6 +1,6 @@
 """Saving and loading everything that a job has learned, on its workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from mpifleet.ps.fit import fit
 from mpifleet.ps.load_report import EVERYTHING, LoadOptions, LoadReport
 from mpifleet.ps.saving import SaveOptions, appears
 from mpifleet.roles import Roles
+from mpifleet.states import SavedState
 from mpifleet.strategy import DistributedStrategy
 
 DEFAULTS = SaveOptions()
@@ -47,20 +48,30 @@ class Persistables:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
         self._check_table(options.table)
         self.exchange.flush()
-        if self._is_first:
-            meta = {"package": __version__, "strategy": self.strategy.to_dict()}
-            meta[MODEL_FACT] = names_of_model(self.model)
-            buffers = to_arrays(self._tensors()) if options.table is None else {}
-            self.exchange.save(directory.absolute(), meta, buffers, options)
-            if options.wait and not appears(directory.absolute() / LATEST):
-                raise CheckpointError(
-                    f"{directory} is not the same directory on the node of worker 0"
-                )
+        if self.is_first:
+            self.write(directory, options)
 
-    def load(self, directory: Path, options: LoadOptions = EVERYTHING) -> LoadReport:
+    def write(
+        self, directory: Path, options: SaveOptions, states: Sequence[SavedState] = ()
+    ) -> None:
+        """Write a checkpoint with these states in it. On worker 0; raises CheckpointError."""
+        meta = {"package": __version__, "strategy": self.strategy.to_dict()}
+        meta[MODEL_FACT] = names_of_model(self.model)
+        buffers = to_arrays(self._tensors()) if options.table is None else {}
+        self.exchange.save(directory.absolute(), meta, buffers, options, states)
+        if options.wait and not appears(directory.absolute() / LATEST):
+            raise CheckpointError(f"{directory} is not the same directory on the node of worker 0")
+
+    def load(
+        self,
+        directory: Path,
+        options: LoadOptions = EVERYTHING,
+        prepare: Callable[[Path], None] = lambda _: None,
+    ) -> LoadReport:
         """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
 
-        Returns the same report on every worker.  Raises CheckpointError on every worker when one of
+        Returns the same report on every worker.  prepare: called with the file on every worker once
+        it is checked, before anything changes.  Raises CheckpointError on every worker when one of
         them cannot: none waits for another.
         """
         self._check_table(options.table)
@@ -73,12 +84,11 @@ class Persistables:
         if options.table is None:
             saved, entries = self._agreed(lambda: read_arrays(path, tensors, options.strict))
             report = report.joined(entries)
+        self._agreed(lambda: prepare(path))
         self._by_first(lambda: self.exchange.load(path, options))
-        for embedding in self.optimizer.embeddings:
-            embedding.expect_nothing()
-        self.optimizer.refresh()
+        self.optimizer.look_anew()
         set_tensors(tensors, saved)
-        if self._is_first and not options.strict:
+        if self.is_first and not options.strict:
             get_logger().info("%s", report.text())
         return report
 
@@ -108,14 +118,15 @@ class Persistables:
 
     def _by_first(self, call: Callable[[], None]) -> None:
         """Worker 0 calls; where that fails, all raise its error. Collective."""
-        self._agreed(call if self._is_first else lambda: None)
+        self._agreed(call if self.is_first else lambda: None)
 
     @property
     def _comm(self) -> Any:
         return self.roles.group if self.roles is not None else None
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
+        """Whether this is worker 0."""
         return self.roles is None or self.roles.index == 0
 
     def _check_table(self, table: str | None) -> None:

@@ -1,18 +1,24 @@
 """One run of a script from fleet.init() to its exit: roles, lifeline, job, and a clean end."""
 
-import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
 from torch import nn
 
-from mpifleet._version import __version__
-from mpifleet.compose import job_settings, local_exchange, remote_exchange, steps_together
+from mpifleet.compose import (
+    STARTED,
+    job_facts,
+    job_settings,
+    local_exchange,
+    remote_exchange,
+    steps_together,
+)
 from mpifleet.errors import ConfigError, TableError
 from mpifleet.exchange import Exchange
+from mpifleet.job_states import JobStates
 from mpifleet.launchenv import (
     LaunchEnv,
     check_size,
@@ -20,10 +26,11 @@ from mpifleet.launchenv import (
     requested_role,
     requested_servers,
 )
+from mpifleet.lifeline import Stopping
 from mpifleet.local_state import local_tensors, share
 from mpifleet.log import get_logger
 from mpifleet.memory_reuse import keep_freed_memory
-from mpifleet.mpi import abort_on_error, check_threads_allowed, library, load_mpi
+from mpifleet.mpi import abort_on_error, check_threads_allowed, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.persistables import Persistables
 from mpifleet.ps.agreement import compare
@@ -34,8 +41,6 @@ from mpifleet.training_threads import Train, make_threads, run_threads
 from mpifleet.util import Util, wait_for_all
 from mpifleet.watch import Watch, watch_alone
 
-_STARTED = "having reached fleet.init_worker() or fleet.run_server()"
-
 
 class Session:
     """State of one fleet.init(). Building one is collective over all ranks of the job.
@@ -45,6 +50,7 @@ class Session:
     """
 
     _watch: Watch | None = None
+    stopping: Stopping | None = None  # what fleet.preempted() asks
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Session:
         self.optimizer: DistributedOptimizer | None = None
         self.load_from: Path | None = None
         self.load_strict = True
+        self.states = JobStates()
         self.exchange: Exchange | None = None
         self._mpi: ModuleType | None = None
         self.roles: Roles | None = None
@@ -138,6 +145,8 @@ class Session:
             self._watch.set_patience(self.strategy)
         if not self.is_server:
             keep_freed_memory()
+        if self.strategy.preemptible:
+            self.stopping = self._watch.stopping() if self._watch is not None else Stopping(None)
         if self.roles is None:
             start = (self.load_from, self.load_strict)
             self.exchange = local_exchange(self.optimizer, self.strategy, *start)
@@ -149,7 +158,7 @@ class Session:
                 self.roles,
                 self.optimizer.specs,
                 settings,
-                self._facts(),
+                job_facts(self._mpi, self.strategy),
                 *self.optimizer.hypers(),
                 self.optimizer.first_values(),
                 self.load_from,
@@ -161,18 +170,8 @@ class Session:
             self.optimizer.connect(self.exchange)
         if self.roles is not None and not self.is_server and self.model is not None:
             share(self.roles.group, local_tensors(self.model, self.optimizer, everything=True))
-
-    def _facts(self) -> dict[str, str]:
-        assert self._mpi is not None
-        facts = {
-            _STARTED: "yes",
-            "the version of mpifleet": __version__,
-            "the MPI library": library(self._mpi),
-            "the version of Python": platform.python_version(),
-        }
-        for field, value in self.strategy.to_dict().items():
-            facts[f"strategy.{field}"] = str(value)
-        return facts
+        if self.stopping is not None:  # every rank has its own by now
+            (self._watch.heed_stops if self._watch else self.stopping.heed_alone)()
 
     def serve(self) -> None:
         """Start and serve until every worker has stopped. On servers."""
@@ -200,6 +199,15 @@ class Session:
         fewer batches would wait for those that wait for their steps. Raises StallError when a rank
         has ended and will never come. After an error inside nobody meets again.
         """
+        away: AbstractContextManager[None] = nullcontext()
+        if comm_world == "worker" and self.stopping is not None and self.exchange is not None:
+            clock = self.exchange.clock
+            away = self.stopping.meeting(lambda: clock.steps)
+        with away, self._meet(comm_world):
+            yield
+
+    @contextmanager
+    def _meet(self, comm_world: str) -> Iterator[None]:
         roles, exchange = self.roles, self.exchange
         waits = exchange is not None and exchange.waits_for_others  # refused from a thread
         if roles is None:
@@ -212,32 +220,25 @@ class Session:
         report_s = self.strategy.stall_report_s
         if rests and exchange is not None:
             exchange.pause()
-        wait_for_all(comm, lambda: self._gone(comm_world), report_s)
+        wait_for_all(comm, lambda: self.gone(comm_world), report_s)
         yield
         if rests and exchange is not None:
             exchange.resume()
-            wait_for_all(comm, lambda: self._gone(comm_world), report_s)
+            wait_for_all(comm, lambda: self.gone(comm_world), report_s)
             if self.optimizer is not None and not exchange.is_finished:
                 # Others may have stepped meanwhile: all go on from the same parameters, and no row
                 # that was pulled ahead is older than those.
-                self.optimizer.refresh()
-                for embedding in self.optimizer.embeddings:
-                    embedding.expect_nothing()
+                self.optimizer.look_anew()
 
-    def _gone(self, comm_world: str) -> str:
-        if self._watch is None or self.roles is None:
-            return ""
-        servers = () if comm_world == "worker" else self.roles.server_ranks
-        workers = () if comm_world == "server" else self.roles.worker_ranks
-        return self._watch.gone((*workers, *servers))
+    def gone(self, comm_world: str) -> str:
+        """Which of these ranks will take part in nothing any more, in words."""
+        return self._watch.gone(comm_world) if self._watch is not None else ""
 
     def flush(self) -> None:
         """Return once this worker's pushes are applied; parameters are then the servers' own."""
         self.connected().flush()
         assert self.optimizer is not None
-        self.optimizer.refresh()
-        for embedding in self.optimizer.embeddings:
-            embedding.expect_nothing()
+        self.optimizer.look_anew()
 
     def run_threads(self, train: Train, thread_num: int | None) -> None:
         """Call train(thread) in that many training threads of this worker, until all return."""
@@ -248,6 +249,7 @@ class Session:
         if self.roles is not None and len(threads) > 1:
             check_threads_allowed()
         assert self.model is not None
+        self.states.used_threads(len(threads))
         run_threads(threads, self.model, optimizer, train, self._use)
 
     def _use(self, exchange: Exchange) -> None:
@@ -256,6 +258,8 @@ class Session:
     def stop(self) -> None:
         """Push no more; worker 0 says where its time went."""
         exchange = self.connected()
+        if self.stopping is not None:
+            self.stopping.finish()
         split = exchange.clock.split()
         exchange.finish()
         if split.steps and (self.roles is None or self.roles.index == 0):
@@ -263,11 +267,9 @@ class Session:
 
     def persistables(self) -> Persistables:
         """What saves and loads this job. On a started worker."""
-        exchange = self.connected()
-        assert self.optimizer is not None
-        return Persistables(
-            self.roles, self.strategy, self.model, self.optimizer, exchange, self.meet
-        )
+        exchange, optimizer = self.connected(), self.optimizer
+        assert optimizer is not None
+        return Persistables(self.roles, self.strategy, self.model, optimizer, exchange, self.meet)
 
     # -- end --------------------------------------------------------------------------------------
 
@@ -277,7 +279,7 @@ class Session:
         assert roles is not None
         if self._job is None:
             # A rank that leaves while others start would keep them waiting: they are told so.
-            compare(roles, {_STARTED: "no"})
+            compare(roles, {STARTED: "no"})
         elif self.exchange is not None and not self.exchange.is_finished:
             get_logger().warning("the script ended without fleet.stop_worker(): stopping now")
             self.exchange.finish()

@@ -31,6 +31,11 @@ class StepClock:
         self._since_s, self.phase = now_s, phase
         return before
 
+    @property
+    def steps(self) -> int:
+        """Steps done so far."""
+        return self._steps
+
     def end_step(self) -> None:
         """A step is done; what comes now is the next one's data."""
         self.enter("data")

@@ -108,6 +108,12 @@ class DistributedStrategy(FieldGroup):
         "Seconds without progress after which the job is ended. mpifleet's own.",
         above=0.0,
     )
+    preemptible = flag(
+        False,
+        WORKS,
+        "SIGTERM and SIGUSR2 do not end the job: fleet.preempted() says at a step boundary that "
+        "one has come, and the script saves and exits. mpifleet's own.",
+    )
     mailbox_mib = integer(
         192,
         WORKS,

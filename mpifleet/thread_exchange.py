@@ -239,6 +239,10 @@ class ThreadExchange:
         """See finish."""
         raise _not_in_a_thread("save")
 
+    def states(self) -> NoReturn:
+        """See finish."""
+        raise _not_in_a_thread("save")
+
     def check(self, *_: Any) -> None:
         """See finish."""
         raise _not_in_a_thread("check")

@@ -3,16 +3,25 @@
 import atexit
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from mpifleet.launchenv import LOG_DIR
-from mpifleet.lifeline import Address, Hub, Lifeline, RankSegments, install_excepthook, listen_host
+from mpifleet.lifeline import (
+    Address,
+    Hub,
+    Lifeline,
+    RankSegments,
+    Stopping,
+    end_undisturbed,
+    install_excepthook,
+    listen_host,
+)
 from mpifleet.log import set_prefix
 from mpifleet.mpi import bcast_json, finalize, gather_json, serial
 from mpifleet.ranklog import redirect
-from mpifleet.roles import Roles
+from mpifleet.roles import Role, Roles
 from mpifleet.strategy import DistributedStrategy
 
 
@@ -36,6 +45,7 @@ class Watch:
         self._mpi = mpi
         self._roles = roles
         self._end_together = end_together
+        self._stopping: Stopping | None = None
         rank, world = roles.world.rank, roles.world
         name = roles.name_of(rank)
         hub = Hub.open(listen_host(roles.one_node)) if rank == 0 else None
@@ -71,8 +81,23 @@ class Watch:
         """Use a strategy's patience from now on; by every rank."""
         self._lifeline.set_patience(strategy.stall_report_s, strategy.stall_end_s)
 
-    def gone(self, ranks: Sequence[int]) -> str:
-        """Which of `ranks` will take part in nothing any more, in words; "" if all still may."""
+    def stopping(self) -> Stopping:
+        """This rank's part in stopping after a signal; signals count from `heed_stops` on."""
+        is_worker = self._roles.role is Role.WORKER
+        self._stopping = self._lifeline.stopping(self._roles.num_workers, is_worker)
+        return self._stopping
+
+    def heed_stops(self) -> None:
+        """From now on SIGTERM and SIGUSR2 ask to stop. After all ranks have their `stopping`."""
+        self._lifeline.heed_stops()
+
+    def gone(self, comm_world: str) -> str:
+        """Which of the "worker", "server" or "all" ranks will take part in nothing any more, in
+        words; "" if all still may.
+        """
+        servers = () if comm_world == "worker" else self._roles.server_ranks
+        workers = () if comm_world == "server" else self._roles.worker_ranks
+        ranks = (*workers, *servers)
         names = [f"rank {r} ({self._roles.name_of(r)})" for r in ranks if r in self._lifeline.left]
         return f"{', '.join(names)} came to the end of the script" if names else ""
 
@@ -80,7 +105,10 @@ class Watch:
         """End together, or end the job: an exit handler's exception would end nothing."""
         if self._lifeline.in_forked_child:
             return
+        if self._stopping is not None:
+            self._stopping.finish()  # a script may have ended without fleet.stop_worker()
         self._lifeline.leave()
+        end_undisturbed()
         try:
             self._end_together()
             with serial:

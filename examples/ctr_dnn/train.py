@@ -35,23 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     prepare(args.data, data_dir(args))
     fleet.init()
-    strategy = fleet.DistributedStrategy()
-    strategy.a_sync = args.mode != "sync"
-    strategy.dense_sync = args.mode == "hybrid"
-    strategy.pull_ahead = args.pull_ahead
-    model, optimizer = build(args, strategy, args.lr)
+    model, optimizer = build(args, strategy_of(args), args.lr)
     if fleet.is_server():
         fleet.run_server()
         return 0
-    for option in ("save", "export") if fleet.is_first_worker() else ():
+    for option in ("save", "export", "checkpoint") if fleet.is_first_worker() else ():
         if getattr(args, option) is not None:
             check_writable(getattr(args, option), option)
     fleet.init_worker()
+    at = fleet.resume(args.checkpoint) if args.checkpoint is not None else None
+    begin, skip = (at["epoch"], at["batch"]) if at else (0, 0)
 
     share = Share(fleet.worker_index(), fleet.worker_num())
     clicks = open_clicks(args.data, data_dir(args), args.seed)
-    for epoch in range(args.epochs):
-        train_epoch(args, epoch, clicks, share, model, optimizer)
+    for epoch in range(begin, args.epochs):
+        train_epoch(args, epoch, clicks, share, model, optimizer, skip if epoch == begin else 0)
         # Every worker's pushes are applied before any worker looks at the parameters again.
         fleet.flush()
         fleet.barrier_worker()
@@ -61,12 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line, flush=True)
         # Nobody trains on while another worker still evaluates.
         fleet.barrier_worker()
+        if args.checkpoint is not None:
+            fleet.save_checkpoint(args.checkpoint, {"epoch": epoch + 1, "batch": 0})
     if args.save is not None:
         fleet.save_persistables(args.save)
     if args.export is not None:
         fleet.save_inference_model(args.export, keys="trained")
     fleet.stop_worker()
     return 0
+
+
+def strategy_of(args: argparse.Namespace) -> fleet.DistributedStrategy:
+    """How gradients travel, and what a signal does."""
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = args.mode != "sync"
+    strategy.dense_sync = args.mode == "hybrid"
+    strategy.pull_ahead = args.pull_ahead
+    strategy.preemptible = args.checkpoint is not None
+    return strategy
 
 
 def train_epoch(
@@ -76,8 +86,9 @@ def train_epoch(
     share: Share,
     model: CTRDNN,
     optimizer: fleet.DistributedOptimizer,
+    skip: int = 0,
 ) -> None:
-    """One pass over this worker's share."""
+    """One pass over this worker's share, from its batch `skip` on."""
     batches = clicks.train(epoch, args.batch_size, share)
     total, at_most = clicks.num_train(), None
     if args.limit is not None:
@@ -91,6 +102,7 @@ def train_epoch(
         f"epoch {epoch}", total, share.count, fleet.is_first_worker(), optimizer.clock, at_most
     )
     losses = []
+    batches = itertools.islice(batches, skip, None)
     batches = fleet.pull_ahead(batches, lambda b: {model.embedding: torch.from_numpy(b.ids)})
     for step, batch in enumerate(progress.over(batches, lambda b: b.num_samples)):
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
@@ -102,6 +114,10 @@ def train_epoch(
         if step % LOOK_EVERY_STEPS == 0:
             progress.loss = torch.stack(losses).mean().item()  # since the last look
             losses.clear()
+        if args.checkpoint is not None and fleet.preempted():
+            fleet.save_checkpoint(args.checkpoint, {"epoch": epoch, "batch": skip + step + 1})
+            fleet.stop_worker()
+            sys.exit(fleet.PREEMPTED)
 
 
 def check_writable(directory: Path, option: str = "save") -> None:
@@ -146,6 +162,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", type=Path, metavar="DIR", help="write a checkpoint there")
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="write a model for infer.py --model there"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="go on from there, where training was stopped: after an epoch, or by SIGTERM or "
+        "SIGUSR2, which end it with exit status 75",
     )
     return parser.parse_args(argv)
 

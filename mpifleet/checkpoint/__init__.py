@@ -23,7 +23,7 @@ from mpifleet.checkpoint.layout import (
     DenseShape,
     SparseShape,
 )
-from mpifleet.checkpoint.opening import Delta, open_checkpoint
+from mpifleet.checkpoint.opening import Delta, is_begun, open_checkpoint
 from mpifleet.checkpoint.reader import Checkpoint
 from mpifleet.checkpoint.writer import (
     Part,
@@ -60,6 +60,7 @@ __all__ = [
     "chunks_of",
     "digest_share",
     "gzip_level",
+    "is_begun",
     "is_checkable",
     "lay_out",
     "link_to",

@@ -38,6 +38,16 @@ def open_checkpoint(path: str | os.PathLike[str], checked: bool = False) -> Chec
     return found
 
 
+def is_begun(where: Path) -> bool:
+    """Whether there is anything that may be a checkpoint: False where training begins.
+
+    True for a file, also one that is missing, as its name says what was meant.
+    """
+    if not where.is_dir():
+        return where.exists() or where.suffix == ".h5"
+    return any(where.glob("model*.h5"))
+
+
 def _open_one(where: Path, earlier: list[Checkpoint] | None = None) -> Checkpoint:
     file = open_file(where)
     try:

@@ -24,6 +24,7 @@ from mpifleet.checkpoint.layout import (
     entry_name,
     link_name,
 )
+from mpifleet.checkpoint.state_entries import StateEntries
 from mpifleet.errors import CheckpointError
 from mpifleet.partition import shard_range, shard_rows
 
@@ -93,6 +94,11 @@ class Checkpoint:
     def buffer_names(self) -> tuple[str, ...]:
         """Names of the buffers."""
         return tuple(self._groups["buffers"])
+
+    @property
+    def states(self) -> StateEntries:
+        """What was saved beside the tables for training to be resumed."""
+        return StateEntries(self._file, self.path)
 
     @property
     def format_version(self) -> int:

@@ -33,8 +33,10 @@ from mpifleet.checkpoint.layout import (
     link_name,
 )
 from mpifleet.checkpoint.sink import Sink
+from mpifleet.checkpoint.state_entries import write_states
 from mpifleet.errors import CheckpointError, FleetError
 from mpifleet.partition import pieces
+from mpifleet.states import SavedState
 
 Places = dict[str, int]
 """Byte offset of every array in the file, by its path inside; arrays without bytes have none."""
@@ -48,22 +50,26 @@ def lay_out(
     sparse: Sequence[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    states: Sequence[SavedState] = (),
     level: int = 0,
 ) -> Places:
     """Write everything but the dense parameters and tables, and say where these go.
 
-    meta: JSON-able values by name.  level: of gzip; above 0 larger arrays are made of chunks, which
-    have no place yet.  Raises CheckpointError, also where all of it cannot fit on the disk, or
-    OSError.
+    meta: JSON-able values by name.  states: with none there is no such group.  level: of gzip;
+    above 0 larger arrays are made of chunks, which have no place yet.  Raises CheckpointError, also
+    where all of it cannot fit on the disk, or OSError.
     """
     if not level:  # else nobody knows yet
         needed = sum(s.num_bytes for s in dense) + sum(s.num_bytes for s in sparse)
         needed += sum(np.asarray(values).nbytes for values in buffers.values())
+        needed += sum(saved.num_bytes for saved in states)
         _check_space(newcomer.directory, needed)
     sink = Sink(newcomer.descriptor)
     try:
         with h5py.File(sink, "w") as file:
             places = _lay_out_all(file, dense, sparse, buffers, meta, level)
+            if states:
+                write_states(file, states)
             file.attrs.update(newcomer.about.facts())
             sink.check()
     finally:
@@ -236,6 +242,7 @@ def write_checkpoint(
     sparse: Sequence[tuple[SparseShape, Mapping[str, np.ndarray]]] = (),
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    states: Sequence[SavedState] = (),
     keep: Keep = Keep(),  # noqa: B008 -- frozen
 ) -> Path:
     """Write a checkpoint from arrays in memory, alone; returns its path.
@@ -249,7 +256,7 @@ def write_checkpoint(
         try:
             shapes = [entry.shape for entry in dense]
             tables = [table for table, _ in sparse]
-            places = lay_out(newcomer, shapes, tables, buffers, meta)
+            places = lay_out(newcomer, shapes, tables, buffers, meta, states)
             parts = _parts(places, dense, sparse)
             return newcomer.publish(write_parts(newcomer.descriptor, parts), keep)
         finally:

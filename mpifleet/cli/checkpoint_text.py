@@ -44,6 +44,8 @@ def contents_parts(found: Mapping[str, Any]) -> Iterator[str | Columns]:
     yield from _titled("sparse tables", heads, map(_table_cells, found["sparse"]), numbers)
     heads = ("name", "shape", "dtype", "size")
     yield from _titled("buffers", heads, map(_buffer_cells, found["buffers"]), {3})
+    heads = ("name", "workers", "kind", "arrays", "size", "worker 0")
+    yield from _titled("states", heads, map(_state_cells, found["states"]), {1, 3, 4})
 
 
 def _titled(
@@ -93,6 +95,13 @@ def _dense_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _buffer_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (*_named(entry), size_text(entry["bytes"]))
+
+
+def _state_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = "per worker" if entry["per_worker"] else "of the job"
+    facts = "" if entry["facts"] is None else plain_text(entry["facts"])
+    counts = f"{entry['workers']:,}", kind, f"{entry['arrays']:,}"
+    return (printable(entry["name"]), *counts, size_text(entry["bytes"]), printable(facts)[:80])
 
 
 def _table_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpifleet.checkpoint import Checkpoint
 from mpifleet.checkpoint.directory import numbers
+from mpifleet.cli.saved_states import states_in
 from mpifleet.strategy import DistributedStrategy
 
 
@@ -39,6 +40,7 @@ def contents(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
     found["dense"] = [_dense(checkpoint, name) for name in checkpoint.dense_names]
     found["sparse"] = [_sparse(checkpoint, name) for name in checkpoint.sparse_names]
     found["buffers"] = [_buffer(checkpoint, name) for name in checkpoint.buffer_names]
+    found["states"] = states_in(checkpoint)
     return found
 
 

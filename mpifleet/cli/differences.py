@@ -11,6 +11,7 @@ from mpifleet.checkpoint import Checkpoint, blocks
 from mpifleet.checkpoint.reader import Box
 from mpifleet.cli.contents import contents, flat
 from mpifleet.cli.row_statistics import FIRST_KEYS
+from mpifleet.cli.saved_states import state_differences
 
 KINDS = ("dense", "sparse", "buffers")
 _NOT_COMPARED = ("name", "bytes", "stretches", "changed_rows")
@@ -84,6 +85,7 @@ def differences(one: Checkpoint, two: Checkpoint, told: Told) -> dict[str, Any]:
     """
     ours, theirs = contents(one, one.path), contents(two, two.path)
     facts = _fact_differences("meta", _meta_facts(ours["meta"]), _meta_facts(theirs["meta"]))
+    facts += state_differences(one, two)
     arrays: list[dict[str, Any]] = []
     for kind in KINDS:
         first, second = _by_name(ours[kind]), _by_name(theirs[kind])

@@ -18,13 +18,18 @@ from types import FrameType
 
 from mpifleet.cli.leftovers import kill_session, remove_leftovers
 from mpifleet.cli.rank_processes import RankProcesses
+from mpifleet.launchenv import PREEMPTED
+from mpifleet.lifeline.stopping import STOP_SIGNALS, STOPS_TEXT
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 GRACE_S = 10.0
 # From the line that names a failed rank to the end of the whole job; ranks need less than 1 s.
 END_S = 4.0
 # The last words of a failing job.  Log lines have a colon behind the role and do not match.
 REASON = re.compile(rb"mpifleet: rank \d+ \([^()\r\n]*\) [^\r\n]*")
+# What rank 0 says of a job that stops at a step boundary: it is neither killed nor hurried.
+PREEMPTIBLE = re.compile(rb"mpifleet: rank \d+ \([^()\r\n]*\): " + STOPS_TEXT.encode())
+PREEMPTED_LINE = re.compile(rb"mpifleet: preempted: ")
 # What the launchers say of a rank that ended while no lifeline watched it: before fleet.init() was
 # through, or after its end.  Groups: the node where told, and the rank.
 TOLD_BY_LAUNCHER = re.compile(
@@ -36,6 +41,7 @@ TOLD_BY_LAUNCHER = re.compile(
 SILENT_STATUS = 213
 _OWN_STATUS = re.compile(rb"left with exit status (\d+)$")
 _PR_SET_PDEATHSIG = 1
+_PREEMPTED_TEXT = f"mpifleet: preempted, can be resumed: exit status {PREEMPTED}".encode()
 
 
 def run(
@@ -62,13 +68,9 @@ def run(
         status = child.wait()
     if not is_srun:
         kill_session(child.pid)
-    if status < 0:
-        status = 128 - status
-    if status == SILENT_STATUS and reason:
-        own = _OWN_STATUS.search(reason)
-        status = int(own[1]) if own else 1
-    if status and stopper.signals:
-        status = 128 + stopper.signals[0]
+    status = _status_of_job(status, reason, stopper)
+    if status == PREEMPTED and stopper.is_preempted:
+        reason = _PREEMPTED_TEXT
     if status:
         remove_leftovers(started_s)
         last = reason or _from_launcher(told, Path(command[0]).name, roles)
@@ -77,6 +79,18 @@ def run(
             last = f"mpifleet: the job ended with exit status {status}".encode()
         _write(2, last + b"\n")
     return status
+
+
+def _status_of_job(status: int, reason: bytes, stopper: _Stopper) -> int:
+    """What the launcher's exit status, negative for a signal, says of the job."""
+    if status < 0:
+        status = 128 - status
+    if status == SILENT_STATUS and reason:
+        own = _OWN_STATUS.search(reason)
+        status = int(own[1]) if own else 1
+    if stopper.is_preempted and status in (PREEMPTED, SILENT_STATUS):
+        return PREEMPTED
+    return 128 + stopper.signals[0] if status and stopper.signals else status
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -101,6 +115,10 @@ class _Stopper:
         self._is_srun = is_srun
         self._kill_at_s = float("inf")
         self.signals: list[int] = []
+        self.is_preemptible = False
+        """Whether the script has asked to be told of signals, and decides when it ends."""
+        self.is_preempted = False
+        """Whether all workers stop because of one."""
 
     @contextlib.contextmanager
     def installed(self):  # type: ignore[no-untyped-def]
@@ -117,6 +135,10 @@ class _Stopper:
         self.signals.append(number)
         if len(self.signals) > 1 and number == signal.SIGINT:
             self._kill_at_s = 0.0
+            return
+        if self.is_preemptible and number in STOP_SIGNALS:
+            # Launchers end a job at SIGTERM; SIGUSR2 they hand to the ranks.
+            self._child.send_signal(signal.SIGUSR2)
             return
         self._kill_at_s = min(self._kill_at_s, time.monotonic() + GRACE_S)
         # srun only asks "one more?" at an interrupt; SIGTERM it hands to the ranks.
@@ -180,6 +202,8 @@ def _copy_stderr(
             if not told and TOLD_BY_LAUNCHER.search(line):
                 told = line
                 stopper.expect_end(GRACE_S)
+            stopper.is_preemptible |= PREEMPTIBLE.search(line) is not None
+            stopper.is_preempted |= PREEMPTED_LINE.search(line) is not None
             found = REASON.search(line)
             if found:
                 reason = found.group()

@@ -11,6 +11,16 @@ from mpifleet.lifeline.hooks import install_excepthook
 from mpifleet.lifeline.hub import Hub
 from mpifleet.lifeline.line import Lifeline
 from mpifleet.lifeline.segments import RankSegments
+from mpifleet.lifeline.stopping import Stopping, end_undisturbed
 from mpifleet.lifeline.wire import Address, listen_host
 
-__all__ = ["Address", "Hub", "Lifeline", "RankSegments", "install_excepthook", "listen_host"]
+__all__ = [
+    "Address",
+    "Hub",
+    "Lifeline",
+    "RankSegments",
+    "Stopping",
+    "end_undisturbed",
+    "install_excepthook",
+    "listen_host",
+]

@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpifleet.lifeline.segments import mapped_segments, unlink_segments
+from mpifleet.lifeline.wire import place
 
 FLUSH_S = 0.3
 
@@ -84,6 +86,20 @@ def end_process(status: int, voice: Voice) -> NoReturn:
         unlink_segments(mapped_segments())
     finally:
         os._exit(status or 1)
+
+
+def obey(end: dict[str, Any], voice: Voice, wait_s: float) -> NoReturn:
+    """End this process as the hub's message `end` says.
+
+    wait_s: before that; the hub in this process, where it is, speaks last and ends it.
+    """
+    voice.say(end["text"], show=False)
+    if end["stall"]:
+        voice.dump_stacks()
+    here = place()
+    kill(pid for its_place, pid in end["kill"] if its_place == here)
+    time.sleep(wait_s)
+    end_process(end["status"], voice)
 
 
 def kill(pids: Iterable[int]) -> None:

@@ -8,7 +8,9 @@ import threading
 from types import TracebackType
 from typing import Any, NoReturn
 
+from mpifleet.launchenv import PREEMPTED
 from mpifleet.lifeline.line import Lifeline
+from mpifleet.lifeline.stopping import agreed_here
 
 
 def install_excepthook(line: Lifeline) -> None:
@@ -77,6 +79,8 @@ def _hook_exit(line: Lifeline) -> None:
         status = asked[0] if asked else None
         if status is None or status == 0 or line.said_goodbye or line.in_forked_child:
             return
+        if status == PREEMPTED and agreed_here.is_set():
+            return  # all workers leave so, and end in order
         number = status & 0xFF if isinstance(status, int) else 1
         reason = "" if isinstance(status, int) else f": {str(status)[:500]}"
         line.fail(number, f"left with exit status {number}{reason}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpifleet.lifeline.ending import Voice, end_process
+from mpifleet.lifeline.stop_agreement import AGREED_TEXT, StopAgreement
 from mpifleet.lifeline.wire import Address, Messages, ProtocolError, encode
 
 BEAT_S = 1.0
@@ -68,6 +69,7 @@ class Hub:
         self._end: tuple[float, int, str] | None = None  # (until, status, text)
         self._farewell = b""  # what ranks are told at the end
         self.voice = Voice()
+        self._stops = StopAgreement()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpifleet-hub", daemon=True)
 
@@ -159,6 +161,11 @@ class Hub:
         elif kind == "patience":
             if rank.rank == 0:
                 self._stall_report_s, self._stall_end_s = message["report_s"], message["end_s"]
+        elif kind.startswith("stop_"):
+            for answer in self._stops.hear(rank.rank, message):
+                self._tell_all(encode(**answer))
+                if answer["kind"] == "stop_agreed":
+                    self.voice.say(AGREED_TEXT.format(answer["text"]))
         elif kind == "left":
             self._left.append(rank.rank)
             self._tell_all(encode(kind="left", ranks=[rank.rank]))

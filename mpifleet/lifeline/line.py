@@ -13,9 +13,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mpifleet.lifeline.ending import Voice, end_process, kill
+from mpifleet.lifeline.ending import Voice, end_process, kill, obey
 from mpifleet.lifeline.hub import BEAT_S, SETTLE_S, Hub
 from mpifleet.lifeline.signals import SignalPipe
+from mpifleet.lifeline.stopping import STOPS_TEXT, Stopping
 from mpifleet.lifeline.wire import Address, Messages, ProtocolError, encode, place
 
 CONNECT_S = 10.0
@@ -43,6 +44,7 @@ class Lifeline:
         self._messages = Messages()
         self._signals = SignalPipe()
         self._failure: tuple[int, str] | None = None
+        self._stopping: Stopping | None = None
         self._alone_at_s = float("inf")  # when to end without an answer of the hub
         self._speaks = rank == 1
         self._hub_node, self._hub_pid, self._hub_may_leave = "", 0, False
@@ -105,6 +107,18 @@ class Lifeline:
         if self._sock is not None:
             self._stall_report_s, self._stall_end_s = stall_report_s, stall_end_s
             self._send(encode(kind="patience", report_s=stall_report_s, end_s=stall_end_s))
+
+    def stopping(self, num_workers: int, is_worker: bool) -> Stopping:
+        """This rank's part in stopping at a step boundary; every rank makes one."""
+        self._stopping = Stopping(lambda m: self._send(encode(**m)), num_workers, is_worker)
+        return self._stopping
+
+    def heed_stops(self) -> None:
+        """From now on SIGTERM and SIGUSR2 ask to stop.  When every rank has its `stopping`."""
+        if self._stopping is not None and self._sock is not None:
+            self._stopping.heed(self._signals)
+        if self._rank == 0:
+            self._voice.say(f"{self._name(0)}: {STOPS_TEXT}")
 
     def leave(self) -> None:
         """Tell every rank, which finds it in `left`, that this one's script is at its end."""
@@ -206,22 +220,13 @@ class Lifeline:
             self._hub_node, self._hub_pid = message["hub_node"], message["hub_pid"]
             self.left.update(message["left"])
         elif kind == "end":
-            self._obey(message)
+            obey(message, self._voice, ANSWER_S if self._rank == 0 else 0.0)
+        elif self._stopping is not None and kind.startswith("stop_"):
+            self._stopping.hear(message)
         elif kind == "left":
             self.left.update(message["ranks"])
         elif kind == "leaving":
             self._hub_may_leave = True
-
-    def _obey(self, end: dict[str, Any]) -> None:
-        self._voice.say(end["text"], show=False)
-        if end["stall"]:
-            self._voice.dump_stacks()
-        here = place()
-        kill(pid for its_place, pid in end["kill"] if its_place == here)
-        if self._rank == 0:
-            # The hub in this process speaks last and ends it.
-            time.sleep(ANSWER_S)
-        end_process(end["status"], self._voice)
 
     def _lost_hub(self) -> None:
         self._sock = None
@@ -245,6 +250,8 @@ class Lifeline:
         if self._failure is not None:
             return
         name = signal.Signals(number).name
+        if self._stopping is not None and self._stopping.takes(number, self._name(self._rank)):
+            return
         self._failure = (128 + number, f"got {name}")
         self._send(encode(kind="signal", status=128 + number, text=f"got {name}"))
         self._alone_at_s = now_s + (SETTLE_S if self._sock is None else ANSWER_S)
@@ -284,12 +291,10 @@ class Lifeline:
 
 def _close_in_child(line: Lifeline | None) -> None:
     """A forked child holds no end of the lifeline and obeys no signal of the job."""
-    if line is None:
-        return
-    if line._sock is not None:
-        line._sock.close()
-        line._sock = None
-    if line._hub is not None:
-        line._hub.close_in_child()
-    line._signals.forget_in_child()
-    line._failure = None
+    if line is not None:
+        if line._sock is not None:
+            line._sock.close()
+        if line._hub is not None:
+            line._hub.close_in_child()
+        line._signals.forget_in_child()
+        line._sock = line._failure = line._stopping = None

@@ -30,14 +30,20 @@ class SignalPipe:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in WATCHED:
-            before = signal.getsignal(number)
-            if before in (signal.SIG_DFL, signal.default_int_handler):
-                self._restore[number] = before
-                signal.signal(number, self._handle)
+            self.watch(number)
         before_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before_fd != -1:
             # An event loop has the wakeup descriptor: leave it, the handlers alone must do.
             signal.set_wakeup_fd(before_fd)
+
+    def watch(self, number: int) -> None:
+        """Watch this signal too, unless somebody handles it.  See install."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(number)
+        if before in (signal.SIG_DFL, signal.default_int_handler):
+            self._restore[number] = before
+            signal.signal(number, self._handle)
 
     def arrived(self) -> list[int]:
         """Numbers of the signals that came and are still ours to act on."""

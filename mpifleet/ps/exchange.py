@@ -1,6 +1,6 @@
 """The parameter server as an exchange, over MPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mpifleet.ps.message import Kind
 from mpifleet.ps.rows_pull import PulledRows
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.ps.seat import Seat
+from mpifleet.states import SavedState, StateProvider, pack_states
 from mpifleet.step_clock import StepClock
 
 
@@ -155,18 +156,25 @@ class RemoteExchange:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """See Exchange. One worker calls; raises CheckpointError."""
         self.flush()
         facts, payload = pack_buffers(buffers)
+        packed = pack_states(states)
         request = {
             "directory": str(directory),
             "meta": meta,
             "buffers": facts,
+            "states_bytes": len(packed),
             "options": asdict(options),
         }
         self._saves_behind |= not options.wait
-        self._client.ask_all(Kind.SAVE, request, payload)
+        self._client.ask_all(Kind.SAVE, request, payload + packed)
+
+    def states(self) -> Sequence[StateProvider]:
+        """Nothing: steps are counted anew by each job, and all that steps change is in tables."""
+        return ()
 
     def apply_delivered(self) -> None:
         """See Exchange. Servers apply what was delivered before they look at any save."""

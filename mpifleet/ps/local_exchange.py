@@ -17,6 +17,7 @@ from mpifleet.ps.seat import Seat
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.spec import ShardLayout, TableSpecs
 from mpifleet.ps.storage import Storage
+from mpifleet.states import SavedState, StateProvider
 from mpifleet.step_clock import StepClock
 
 
@@ -120,9 +121,14 @@ class LocalExchange:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """See Exchange."""
-        self._storage.save(directory, meta, buffers, options)
+        self._storage.save(directory, meta, buffers, options, states)
+
+    def states(self) -> Sequence[StateProvider]:
+        """Nothing: all that steps change is in the tables."""
+        return ()
 
     def apply_delivered(self) -> None:
         """See Exchange."""

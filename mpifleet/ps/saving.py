@@ -8,7 +8,7 @@ nor HDF5.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,7 @@ from mpifleet.ps.save_writing import Writing
 from mpifleet.ps.saved_chunks import saved_arrays
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
+from mpifleet.states import SavedState
 
 _TOKEN_PATIENCE_S = 10.0
 
@@ -102,6 +103,7 @@ class Saver:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
         self._chunks.check(options.driver)
@@ -111,7 +113,7 @@ class Saver:
             raise_first_failure(self._comm, failure)
         self.settle()
         content, about = self._content(directory, options)
-        under_way = self._begin(directory, content, about, meta, buffers, options)
+        under_way = self._begin(directory, content, about, meta, buffers, states, options)
         self._chain.begin(about, directory)
         parts = content.parts(self._shard, under_way.places)
         if options.wait or options.level:
@@ -185,6 +187,7 @@ class Saver:
         about: About,
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
+        states: Sequence[SavedState],
         options: SaveOptions,
     ) -> Writing:
         """The file laid out, its places known everywhere. Collective. Raises CheckpointError."""
@@ -195,8 +198,8 @@ class Saver:
             try:
                 with writing(directory):
                     newcomer = Newcomer(directory, about, self._chain.spared(about, directory))
-                    sparse = list(content.sparse.values())
-                    places = lay_out(newcomer, content.dense, sparse, buffers, meta, options.level)
+                    what = (content.dense, list(content.sparse.values()), buffers, meta, states)
+                    places = lay_out(newcomer, *what, options.level)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)

@@ -1,5 +1,6 @@
 """Saving and loading all servers' tables, asked for by a worker or called in a single process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from mpifleet.ps.load_report import EVERYTHING, LoadOptions, LoadReport
 from mpifleet.ps.loading import Loader
 from mpifleet.ps.saving import SaveOptions, Saver
 from mpifleet.ps.shard import Shard
+from mpifleet.states import SavedState, unpack_states
 
 
 class Storage:
@@ -32,9 +34,10 @@ class Storage:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         options: SaveOptions,
+        states: Sequence[SavedState] = (),
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
-        self._saver.save(directory, meta, buffers, options)
+        self._saver.save(directory, meta, buffers, options, states)
 
     def poll(self) -> None:
         """Let a checkpoint that is written behind training take its next step. Not collective."""
@@ -79,8 +82,10 @@ class Storage:
             else:
                 facts = request["buffers"] if request["has_payload"] else []
                 options = SaveOptions.of(request["options"])
+                size = request["states_bytes"] if request["has_payload"] else 0
                 buffers = unpack_buffers(facts, payload)
-                self.save(Path(request["directory"]), request["meta"], buffers, options)
+                states = unpack_states(payload[len(payload) - size :])
+                self.save(Path(request["directory"]), request["meta"], buffers, options, states)
         except CheckpointError as error:
             return str(error).encode()
         return b""

@@ -23,6 +23,7 @@ from mpifleet import mpi as mpi_module
 from mpifleet.compose import job_settings, local_exchange, remote_exchange
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.exchange import Exchange
+from mpifleet.job_states import JobStates
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
 from mpifleet.ps.job import Job, Settings
@@ -238,6 +239,7 @@ class FaceOfJob(Session):
     ) -> None:
         self.roles, self.strategy = roles, strategy
         self.model, self.optimizer, self.exchange = model, optimizer, exchange
+        self.states = JobStates()
         self.util = Util(MPI if roles else None, roles, self.meet)
 
 

@@ -25,6 +25,7 @@ from mpifleet.checkpoint import (
 )
 from mpifleet.errors import CheckpointError
 from mpifleet.ps.saving import SaveOptions
+from mpifleet.states import SavedState, State
 from tests.unit.checkpoint_content import (
     NUM_ROWS,
     REPOSITORY,
@@ -115,7 +116,10 @@ def test_the_document_names_every_field_of_a_file_and_no_other(tmp_path):
         if parts[0] != "meta":
             if len(parts) > 1:
                 parts[1] = "<name>"
-            if len(parts) > 3:
+            if parts[0] == "states":
+                parts[2:3] = ["<worker>"] * (len(parts) > 2)
+                parts[4:5] = ["<array>"] * (len(parts) > 4)
+            elif len(parts) > 3:
                 parts[3] = "<slot>"
             found.update(item.attrs)
         found.add("/" + "/".join(parts))
@@ -124,7 +128,8 @@ def test_the_document_names_every_field_of_a_file_and_no_other(tmp_path):
     for options in (BASE, DELTA):
         job.face.save(tmp_path / "chain", options)
     job.face.save(tmp_path / "one", SaveOptions(table="one", level=1))
-    written = write_checkpoint(tmp_path, **content())
+    states = [SavedState("s", True, [State({}, {"x": np.zeros(2)})])]
+    written = write_checkpoint(tmp_path, **content(), states=states)
     for path in (written, newest(tmp_path / "chain"), newest(tmp_path / "one")):
         with h5py.File(path, "r") as file:
             found.update(file.attrs)

@@ -97,7 +97,7 @@ def written(directory, arrays, level=1):
     try:
         with writing(directory):
             shapes = [DenseShape(name, a.shape, a.dtype.name) for name, a in arrays.items()]
-            places = lay_out(newcomer, shapes, [], {}, {}, level)
+            places = lay_out(newcomer, shapes, [], {}, {}, level=level)
             whole = [s for s in shapes if s.path() in places]
             parts = [(places[s.path()], np.ascontiguousarray(arrays[s.name])) for s in whole]
             blocks = write_parts(newcomer.descriptor, parts)

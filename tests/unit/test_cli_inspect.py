@@ -30,6 +30,7 @@ from mpifleet.cli import main as cli
 from mpifleet.cli.bytes_read import BytesRead
 from mpifleet.cli.printed import Columns, show
 from mpifleet.cli.row_statistics import RowStatistics
+from mpifleet.states import SavedState, State
 from mpifleet.strategy import DistributedStrategy
 from tests.unit.checkpoint_content import DIM, NUM_ROWS, content, table
 
@@ -674,3 +675,35 @@ def test_what_is_quick_shows_no_progress(tmp_path, inspected, monkeypatch):
     monkeypatch.setattr(bytes_read, "QUIET_S", -1)
     with pytest.raises(AssertionError):
         inspected(path, "--verify")
+
+
+def with_states(directory, draw, batch):
+    states = [
+        SavedState("progress", False, [State({"progress": {"batch": batch}})] * 2),
+        SavedState("random", True, [State({"n": w}, {"x": draw + np.arange(w)}) for w in (1, 2)]),
+    ]
+    return save(directory, states=states)
+
+
+def test_states_are_listed_with_sizes(tmp_path, capsys):
+    path = with_states(tmp_path, 0, 7)
+    assert cli.main(["inspect", str(path), "--json"]) == 0
+    progress, draws = json.loads(capsys.readouterr().out)["states"]
+    assert progress["facts"] == {"progress": {"batch": 7}}
+    assert (progress["workers"], progress["per_worker"], progress["arrays"]) == (2, False, 0)
+    assert (draws["per_worker"], draws["arrays"], draws["facts"]) == (True, 2, None)
+    assert draws["bytes"] == 8 * (1 + 2) + 2 * len('{"n": 1}')
+    assert cli.main(["inspect", str(path)]) == 0
+    printed = ANSI.sub("", capsys.readouterr().out)
+    assert "states: 2" in printed
+    assert '"batch": 7' in printed
+
+
+def test_states_that_differ_are_named(tmp_path, capsys):
+    one, two = with_states(tmp_path, 0, 7), with_states(tmp_path, 1, 8)
+    assert cli.main(["inspect", str(one), "--diff", str(two), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    names = {(fact["name"], fact["what"]) for fact in found["facts"] if fact["kind"] == "states"}
+    both = {("progress", f"worker {w}: progress") for w in (0, 1)}
+    assert names == both | {("random", f"worker {w}: x") for w in (0, 1)}
+    assert cli.main(["inspect", str(one), "--diff", str(one)]) == 0

@@ -146,6 +146,15 @@ def test_infer_repeats_the_test_auc(directory, tmp_path):
     assert run_example("infer.py", *data, "--model", tmp_path / "served").stdout == trained.stdout
 
 
+def test_the_same_command_goes_on_where_training_was_stopped(directory, tmp_path):
+    data = ("--data", "synthetic", "--data-dir", directory, "--limit", 900, "--batch-size", 100)
+    saved = ("--checkpoint", tmp_path / "saved")
+    whole = run_example("train.py", *data, "--epochs", 2).stdout.splitlines()
+    first = run_example("train.py", *data, *saved, "--epochs", 1).stdout.splitlines()
+    second = run_example("train.py", *data, *saved, "--epochs", 2).stdout.splitlines()
+    assert [*first, *second] == whole
+
+
 class Counting:
     """Batches of ten samples for a training loop that only counts them."""
 
@@ -205,11 +214,11 @@ def test_the_loss_shown_is_the_mean_since_the_last_look(clicks, count_batches):
 
 
 def test_a_directory_that_cannot_be_written_is_refused_before_training(programs, tmp_path):
-    programs.train.check_writable(tmp_path / "new" / "saved")
+    programs.train.check_writable(tmp_path / "new" / "saved", "--save")
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "saved"]
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--save .*file/saved: cannot write"):
-        programs.train.check_writable(tmp_path / "file" / "saved")
+        programs.train.check_writable(tmp_path / "file" / "saved", "--save")
 
 
 def test_a_checkpoint_of_other_data_is_named(programs, tmp_path):

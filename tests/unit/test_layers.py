@@ -15,14 +15,16 @@ PACKAGE = ROOT / "mpifleet"
 LAYERS = {
     "vocabulary": "_version errors launchenv log partition patience strategy "
     "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds "
-    "strategy_rules strategy_table "
+    "strategy_rules strategy_table states "
     "memory_reuse step_clock",
     "MPI": "lifeline mpi ranklog roles watch window",
-    "mechanisms": "checkpoint data metrics portable ps",
+    "mechanisms": "checkpoint data metrics portable ps state_gathering",
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
-    "training": "embedding inference local_state look_up model_names model_tables models optimizer "
-    "progress pull_ahead step_marks table_options training_threads",
-    "face": "compose current exports fleet persistables role_makers saves session util",
+    "training": "embedding inference job_states local_state look_up model_names model_tables "
+    "models optimizer progress pull_ahead random_states state_dicts step_marks table_options "
+    "training_threads",
+    "face": "compose current exports fleet persistables preemption resume resuming role_makers "
+    "saves session util",
     "programs": "__main__ cli",
 }
 HEIGHT = {

@@ -25,6 +25,7 @@ OWN = {
     "pull_ahead": 0,
     "dense_sync": False,
     "mailbox_mib": 192,
+    "preemptible": False,
 }
 A_SYNC_CONFIGS = {**FLEETS_GROUPS["a_sync_configs"], "staleness": -1}
 GROUPS = {**FLEETS_GROUPS, "a_sync_configs": A_SYNC_CONFIGS}

@@ -1,0 +1,168 @@
+"""Everything that training needs to go on as if it had never stopped: saved, and brought back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpifleet.checkpoint import is_begun, newest, open_checkpoint
+from mpifleet.checkpoint.layout import json_text
+from mpifleet.errors import CheckpointError
+from mpifleet.job_states import Execution, JobStates, Progress
+from mpifleet.log import get_logger
+from mpifleet.mpi import bcast_json
+from mpifleet.persistables import Persistables
+from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.saving import SaveOptions
+from mpifleet.state_gathering import gather_states
+from mpifleet.states import State, StateProvider
+
+
+@dataclass
+class _Found:
+    """What a worker takes from a checkpoint, and what it does not, in words."""
+
+    taken: list[tuple[StateProvider, State]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    progress: Any = None
+    training_threads: int = 0
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Saves and resumes on a worker; every call is collective over the workers."""
+
+    persistables: Persistables
+    states: JobStates
+
+    def save(self, directory: Path, progress: Any, options: SaveOptions) -> None:
+        """Write a checkpoint from which training goes on; raises CheckpointError on every worker.
+
+        All workers' pushes are applied and none makes a step until the tables are copied.
+        """
+        base = self.persistables
+        base.exchange.flush()
+        own, failure = [], ""
+        try:
+            json_text("progress", progress)
+            for provider in self._providers(progress):
+                own.append((provider.name, provider.per_worker, provider.state()))
+        except CheckpointError as error:
+            failure = str(error)
+        with base.meet("worker"):
+            failure = first_failure(self._comm, failure)
+            try:
+                gathered = [] if failure else gather_states(self._comm, own)
+            except CheckpointError as error:  # the same on every worker
+                failure = str(error)
+        if failure:
+            raise CheckpointError(failure)
+        if base.is_first:
+            try:
+                base.write(directory, options, gathered)
+            except CheckpointError as error:
+                failure = str(error)
+        raise_first_failure(self._comm, failure, base.meet("worker"))
+        # Who goes on and who resumes from here does so from the same values.
+        base.optimizer.look_anew()
+
+    def resume(self, directory: Path) -> Any:
+        """Take everything from the newest checkpoint; what this worker gave as progress.
+
+        None where the directory has no checkpoint yet.  Raises CheckpointError on every worker; as
+        long as the file does not fit, nothing has changed.
+        """
+        path = self._newest(directory.absolute())
+        if path is None:
+            if self.persistables.is_first:
+                get_logger().info("no checkpoint in %s yet: training begins", directory)
+            return None
+        found = _Found()
+
+        def look(path: Path) -> None:
+            self._look_into(path, found)
+
+        def restore() -> None:
+            for provider, state in found.taken:
+                provider.restore(state)
+
+        self.persistables.load(path, prepare=look)
+        self._agreed(restore)
+        self.states.expect_threads(found.training_threads)
+        if self.persistables.is_first:
+            get_logger().info("resumed from %s", path)
+            if found.notes:
+                get_logger().warning("resumed, but not bit for bit: %s", "; ".join(found.notes))
+        return found.progress
+
+    @property
+    def _comm(self) -> Any:
+        roles = self.persistables.roles
+        return roles.group if roles is not None else None
+
+    def _providers(self, progress: Any = None) -> list[StateProvider]:
+        base = self.persistables
+        return self.states.providers(base.model, base.optimizer, base.strategy.mode, progress)
+
+    def _newest(self, directory: Path) -> Path | None:
+        failure, found = "", None
+        if self.persistables.is_first:
+            try:
+                self.persistables.exchange.settle_saves()  # one behind training counts
+                found = str(newest(directory)) if is_begun(directory) else None
+            except (CheckpointError, OSError) as error:
+                failure = str(error)
+        if self._comm is not None:
+            with self.persistables.meet("worker"):
+                failure, found = bcast_json(self._comm, (failure, found))
+        if failure:
+            raise CheckpointError(failure)
+        return None if found is None else Path(found)
+
+    def _agreed(self, call: Callable[[], None]) -> None:
+        failure = ""
+        try:
+            call()
+        except CheckpointError as error:
+            failure = str(error)
+        raise_first_failure(self._comm, failure, self.persistables.meet("worker"))
+
+    def _look_into(self, path: Path, found: _Found) -> None:
+        """Read and check what this worker is to take. Raises CheckpointError."""
+        roles = self.persistables.roles
+        here, count = (roles.index, roles.num_workers) if roles is not None else (0, 1)
+        providers = {provider.name: provider for provider in self._providers()}
+        own = {provider.name for provider in self.persistables.exchange.states()}
+        with open_checkpoint(path, checked=True) as checkpoint:
+            saved = checkpoint.states
+            as_many = saved.workers == count
+            mode = saved.state("execution", 0).facts.get("mode")
+            left_out = []
+            for name, provider in providers.items():
+                if name in own and name not in saved.names:
+                    if mode == self.persistables.strategy.mode:
+                        raise CheckpointError(f"state {name!r} is not in {path}")
+                    continue  # another mode has no such state: it starts anew
+                if provider.per_worker and not as_many:
+                    left_out.append(name)
+                    continue
+                state = saved.state(name, here if as_many else 0)
+                provider.check(state)
+                found.taken.append((provider, state))
+                self._note(provider, state, found)
+            unknown = [name for name in saved.names if name not in providers]
+        if not as_many:
+            found.notes.append(
+                f"{saved.workers} worker(s) saved it, {count} resume: {', '.join(left_out)} not "
+                "restored; all else, progress too, is worker 0's"
+            )
+        if unknown:
+            found.notes.append(f"not restored, nobody here has it: {', '.join(unknown)}")
+
+    @staticmethod
+    def _note(provider: StateProvider, state: State, found: _Found) -> None:
+        if isinstance(provider, Execution):
+            found.notes += provider.differences(state)
+            found.training_threads = int(state.facts.get("training_threads") or 0)
+        elif isinstance(provider, Progress):
+            found.progress = state.facts["progress"]
