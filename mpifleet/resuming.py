@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpifleet.checkpoint import Keep
+from mpifleet.checkpoint import Keep, gzip_level
 from mpifleet.current import current
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.resume import Resumption
@@ -18,6 +18,8 @@ def save_checkpoint(
     refuse_busy: bool = False,
     keep_last: int = 1,
     keep_every: int = 0,
+    compression: str | None = None,
+    driver: str | None = None,
 ) -> None:
     """Write everything from which `resume` goes on as if training had never stopped.
 
@@ -28,7 +30,8 @@ def save_checkpoint(
     are copied.  The other arguments are save_persistables'.  Raises CheckpointError on every
     worker; the earlier checkpoints then stay.
     """
-    options = SaveOptions(wait, refuse_busy, Keep(keep_last, keep_every))
+    keep, level = Keep(keep_last, keep_every), gzip_level(compression)
+    options = SaveOptions(wait, refuse_busy, keep, level=level, driver=driver)
     Resumption(current().persistables(), current().states).save(Path(dirname), progress, options)
 
 

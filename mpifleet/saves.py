@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet import inference
-from mpifleet.checkpoint import Checkpoint, Keep
+from mpifleet.checkpoint import Checkpoint, Keep, gzip_level
 from mpifleet.current import current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
@@ -38,6 +38,8 @@ def save_persistables(
     refuse_busy: bool = False,
     keep_last: int = 1,
     keep_every: int = 0,
+    compression: str | None = None,
+    driver: str | None = None,
 ) -> None:
     """Write all parameters, tables and optimizer state as one new HDF5 file into `dirname`.
 
@@ -48,10 +50,13 @@ def save_persistables(
     earlier one is being written.  The keep_last newest stay, and those whose number keep_every
     divides.  mode="base": a full one that deltas can follow; mode="delta": dense parameters, and of
     the tables only the rows that changed since the last base or delta, which it needs to be loaded
-    (docs/checkpoints.md).  Raises CheckpointError; the earlier files then stay.
+    (docs/checkpoints.md).  compression: None, "gzip" or "gzip-1" to "gzip-9": a smaller file,
+    written many times as slowly, always before this returns.  driver: "mpio" to write what is
+    compressed through HDF5's MPI driver, which needs an h5py with MPI.  Raises CheckpointError; the
+    earlier files then stay.
     """
-    keep = Keep(keep_last, keep_every)
-    options = SaveOptions(wait, refuse_busy, keep, mode=_mode(mode))
+    keep, level = Keep(keep_last, keep_every), gzip_level(compression)
+    options = SaveOptions(wait, refuse_busy, keep, None, _mode(mode), level, driver)
     current().persistables().save(Path(dirname), options)
 
 
@@ -86,6 +91,8 @@ def save_one_table(
     refuse_busy: bool = False,
     keep_last: int = 1,
     keep_every: int = 0,
+    compression: str | None = None,
+    driver: str | None = None,
 ) -> None:
     """Write one sparse table with its optimizer state as a checkpoint that holds nothing else.
 
@@ -93,8 +100,9 @@ def save_one_table(
     this table alone.  Who calls, the options and what is raised are as with save_persistables;
     ConfigError where the model has no such table.
     """
-    keep = Keep(keep_last, keep_every)
-    options = SaveOptions(wait, refuse_busy, keep, table=_table_name(table))
+    keep, level = Keep(keep_last, keep_every), gzip_level(compression)
+    table = _table_name(table)
+    options = SaveOptions(wait, refuse_busy, keep, table, level=level, driver=driver)
     current().persistables().save(Path(dirname), options)
 
 

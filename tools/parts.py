@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.parallel_h5py import PARALLEL
+
 MPI_FOLDERS = ("tests/mpi", "tests/probes")
 RANK_COUNTS = (1, 2, 3, 4)
-KINDS = ("lint", "unit", "mpi", "launch", "cluster")
+KINDS = ("lint", "unit", "mpi", "hdf5", "launch", "cluster")
 MPIS = ("system", "wheel")
+# What an h5py with MPI may change: the rest calls no HDF5, or the same as these. Left out are tests
+# that take long and are about pushes and times.
+CHECKPOINTS = ("tests/mpi/test_checkpoints.py", "tests/mpi/test_compressed.py")
+NOT_OF_HDF5 = (
+    "test_a_save_among_async_pushes_has_every_flushed_one",
+    "test_a_save_has_every_push_that_was_delivered_before_it",
+    "test_busy_is_refused_where_asked_and_old_ones_go",
+    "test_loading_drops_what_was_pushed_before",
+)
 # How jobs end depends on the MPI; what scripts compute and print does not.
 ENDS = tuple(f"tests/launch/test_{name}.py" for name in ("failures", "kill", "signals"))
 OTHERS = ("tests/launch", *(f"--ignore={name}" for name in ENDS))
@@ -24,6 +36,7 @@ class Part:
     """One command of the test run.
 
     mpi: the virtual environment it runs in.  limit_s: it is ended, and has failed, after that.
+    after: title of the part that must have ended well before.
     """
 
     kind: str
@@ -33,6 +46,7 @@ class Part:
     limit_s: float
     ranks: int = 0
     env: dict[str, str] = field(default_factory=dict)
+    after: str = ""
 
     @property
     def title(self) -> str:
@@ -54,12 +68,15 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     """
     python = str(venvs / "system" / "bin" / "python")
     yield from _lint_parts(root, venvs)
+    build = [sys.executable, "-m", "tools.set_up", PARALLEL]
+    yield (built := Part("hdf5", "build of h5py with MPI", PARALLEL, build, 1200))
     yield from _launch_parts(venvs, "system")
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
     yield from _launch_parts(venvs, "wheel")
     yield from (mpi_part(venvs, mpi, 1) for mpi in MPIS)
     # One thread: small tensors, and the cores are shared with the processes that tests start.
     yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
+    yield from (hdf5_part(venvs, ranks, built.title) for ranks in RANK_COUNTS)
     for ranks in RANK_COUNTS[1:]:
         yield from (mpi_part(venvs, mpi, ranks) for mpi in MPIS)
 
@@ -83,15 +100,28 @@ def _launch_parts(venvs: Path, mpi: str) -> Iterator[Part]:
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
     """The MPI suite at one world size on one MPI."""
+    # What a model learns does not depend on the MPI; how it trains there is tested by the rest.
+    left_out = ["--ignore=tests/mpi/test_auc.py"] if mpi == "wheel" else []
+    name, tests = " ".join(MPI_FOLDERS), [*MPI_FOLDERS, *left_out]
+    return Part("mpi", name, mpi, *_on_ranks(venvs, mpi, ranks, tests))
+
+
+def hdf5_part(venvs: Path, ranks: int, after: str) -> Part:
+    """The checkpoints of the MPI suite at one world size, with an h5py that has MPI."""
+    left_out = [f"--deselect={CHECKPOINTS[0]}::{name}" for name in NOT_OF_HDF5]
+    command = _on_ranks(venvs, PARALLEL, ranks, [*CHECKPOINTS, *left_out])
+    return Part("hdf5", "checkpoints, h5py with MPI", PARALLEL, *command, after=after)
+
+
+def _on_ranks(
+    venvs: Path, mpi: str, ranks: int, tests: list[str]
+) -> tuple[list[str], float, int, dict[str, str]]:
+    """(command, limit_s, ranks, env) of a part of the MPI suite."""
     folder = venvs / mpi / "bin"
     mpirun = str(folder / "mpirun") if mpi == "wheel" else "mpirun"
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    # What a model learns does not depend on the MPI; how it trains there is tested by the rest.
-    left_out = ["--ignore=tests/mpi/test_auc.py"] if mpi == "wheel" else []
-    pytest = _pytest(str(folder / "python"), *MPI_FOLDERS, *left_out)
-    command = [mpirun, *options, *pytest]
-    env = {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
-    return Part("mpi", " ".join(MPI_FOLDERS), mpi, command, 480, ranks, env)
+    command = [mpirun, *options, *_pytest(str(folder / "python"), *tests)]
+    return command, 480, ranks, {"MPIFLEET_TEST_RANKS": str(ranks), **ONE_THREAD}
 
 
 def _pytest(python: str, *folders: str) -> list[str]:

@@ -6,12 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
+from tools.parallel_h5py import PACKAGE as HDF5
+from tools.parallel_h5py import PARALLEL
 from tools.processes import environment, run
-from tools.venvs import ROOT
+from tools.venvs import ROOT, is_ready
 
-PACKAGES = ("openmpi-bin", "libopenmpi-dev", "slurm-wlm", "munge")
+PACKAGES = ("openmpi-bin", "libopenmpi-dev", HDF5, "slurm-wlm", "munge")
 OPEN_MPI = ("mpirun", "ompi_info")
 SLURM = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+HDF5_HEADERS = Path("/usr/include/hdf5/openmpi/hdf5.h")
 APT_LIMIT_S = 600.0
 
 
@@ -22,8 +25,8 @@ def missing(programs: tuple[str, ...]) -> list[str]:
 
 
 def install_system_packages() -> None:
-    """Installs Open MPI, Slurm and munge through apt, when they are missing and we are root."""
-    if not missing(OPEN_MPI + SLURM):
+    """Installs Open MPI with HDF5, Slurm and munge through apt, where one is missing, as root."""
+    if not missing(OPEN_MPI + SLURM) and HDF5_HEADERS.exists():
         return
     if (
         os.geteuid() != 0
@@ -47,7 +50,7 @@ def install_system_packages() -> None:
 def obstacle(kind: str, mpi: str) -> str:
     """Why parts of this kind cannot run with this MPI, with the remedy; empty when they can."""
     needed: tuple[str, ...] = ()
-    if mpi == "system" and kind in ("mpi", "launch", "cluster"):
+    if mpi != "wheel" and kind in ("mpi", "hdf5", "launch", "cluster"):
         needed += OPEN_MPI
     if kind == "cluster":
         needed += SLURM
@@ -58,3 +61,10 @@ def obstacle(kind: str, mpi: str) -> str:
     if kind == "cluster" and os.geteuid() != 0:
         return "a private two-node Slurm needs root"
     return ""
+
+
+def unbuilt(mpi: str) -> str:
+    """Why parts with this MPI could not run, once its build was tried; empty when they could."""
+    if mpi != PARALLEL or is_ready(PARALLEL):
+        return ""
+    return f"h5py was not built with MPI, see its build above (Debian, Ubuntu: it needs {HDF5})"

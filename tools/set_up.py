@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from tools.parallel_h5py import PARALLEL, prepare_parallel
 from tools.prerequisites import install_system_packages
 from tools.processes import exit_on_sigterm
 from tools.venvs import SetUpError, prepare, prepare_listed
@@ -21,18 +22,20 @@ _PEERS_CHECK = "import paddle.distributed.fleet"
 def main(argv: Sequence[str] | None = None) -> int:
     """Make ready what the one argument names: system packages, or a virtual environment.
 
-    "peers" holds the other projects that benchmarks compare with, which do not go together with
-    the package's own dependencies.
+    "parallel" has an h5py with MPI, and "system" behind it.  "peers" holds the other projects that
+    benchmarks compare with, which do not go together with the package's own dependencies.
     """
     names = list(sys.argv[1:] if argv is None else argv)
-    if len(names) != 1 or names[0] not in (PACKAGES, PEERS, *EXTRAS):
-        valid = ", ".join((PACKAGES, PEERS, *EXTRAS))
-        print(f"{' '.join(names)!r}: name one of {valid}", file=sys.stderr)
+    known = (PACKAGES, PARALLEL, PEERS, *EXTRAS)
+    if len(names) != 1 or names[0] not in known:
+        print(f"{' '.join(names)!r}: name one of {', '.join(known)}", file=sys.stderr)
         return 2
     exit_on_sigterm()
     try:
         if names[0] == PACKAGES:
             install_system_packages()
+        elif names[0] == PARALLEL:
+            prepare_parallel()
         elif names[0] == PEERS:
             prepare_listed(PEERS, _PEERS_LIST, _PEERS_CHECK)
         else:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.outcomes import Outcome, close, files_without_a_test, read_tally, report
+from tools.parallel_h5py import PARALLEL
 from tools.parts import KINDS, MPIS, RANK_COUNTS, Part, all_parts
-from tools.prerequisites import obstacle
+from tools.prerequisites import obstacle, unbuilt
 from tools.processes import environment, exit_on_sigterm
 from tools.set_up import LIMIT_S, PACKAGES
 from tools.side_by_side import Task, run_side_by_side
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = [part for part in all_parts(ROOT, ROOT / ".venvs") if part.kind in kinds]
     parts = [part for part in parts if arguments.mpi in (None, part.mpi)]
     if arguments.ranks:
-        parts = [part for part in parts if part.kind != "mpi" or part.ranks == arguments.ranks]
+        parts = [part for part in parts if part.ranks in (0, arguments.ranks)]
     if arguments.list:
         print("\n".join(f"{part.kind:8} {' '.join(part.command)}" for part in parts))
         return 0
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def set_up(mpis: set[str], scratch: Path, deadline: float) -> bool:
     """Makes system packages and virtual environments ready, all at once; whether that worked."""
-    names = [PACKAGES, *sorted(mpis)]
+    # An h5py with MPI is built by one of the parts; all else that it needs is in "system".
+    names = [PACKAGES, *sorted({"system" if mpi == PARALLEL else mpi for mpi in mpis})]
     commands = [[sys.executable, "-m", "tools.set_up", name] for name in names]
     env = environment()
     tasks = [
@@ -91,6 +93,9 @@ def run_parts(parts: Sequence[Part], scratch: Path, deadline: float) -> list[Out
     for number, ended in run_side_by_side(tasks, LANES, scratch, deadline):
         outcome = able[number]
         outcome.seconds = ended.seconds
+        if reason := unbuilt(outcome.part.mpi):
+            outcome.not_run = reason
+            continue
         if outcome.part.is_pytest:
             read_tally(outcome, tallies[number])
         close(outcome, ended.status)
@@ -102,7 +107,7 @@ def task_of(part: Part, tally: Path) -> Task:
     colors = "1" if sys.stdout.isatty() else "0"
     extra = {**part.env, "MPIFLEET_TEST_TALLY": str(tally), "PY_COLORS": colors}
     env = environment(ROOT / ".venvs" / part.mpi, extra)
-    return Task(part.title, part.command, env, part.limit_s)
+    return Task(part.title, part.command, env, part.limit_s, part.after)
 
 
 if __name__ == "__main__":

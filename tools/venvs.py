@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools.processes import environment, run
@@ -17,6 +18,7 @@ TORCH_SIZE = (
     "PyTorch is next: its default wheel for Linux carries CUDA, about 5 GB; PyTorch's CPU build, "
     "about 1 GB, comes by PIP_EXTRA_INDEX_URL or pip's settings (see its installation page)"
 )
+_STAMP = ".mpifleet-stamp"
 _PACKAGE_FILES = ("setup.cfg", "constraints.txt", "pyproject.toml")
 
 
@@ -32,35 +34,59 @@ def prepare(name: str, extras: str, check: str) -> Path:
     """
     target = f"{ROOT}[{extras}]" if extras else str(ROOT)
     arguments = ["--constraint", str(ROOT / "constraints.txt"), "--editable", target]
-    return _prepare(name, arguments, _stamp(_PACKAGE_FILES, extras), check)
+    return _prepare(name, [(arguments, {})], _stamp(_PACKAGE_FILES, extras), check)
+
+
+def prepare_built(
+    name: str, steps: Sequence[tuple[list[str], Mapping[str, str]]], check: str
+) -> Path:
+    """The same without the package: what `pip install` makes of each step's arguments, in order.
+
+    steps: (arguments, what the environment has on top).  The pinned versions are taken.
+    """
+    pinned = ["--constraint", str(ROOT / "constraints.txt")]
+    stamp = _stamp(("constraints.txt",), repr(steps))
+    return _prepare(name, [([*pinned, *more], env) for more, env in steps], stamp, check)
 
 
 def prepare_listed(name: str, requirements: str, check: str) -> Path:
     """The same without the package: what a requirements file (from the top) lists, no more."""
     stamp = _stamp((requirements,), "")
-    return _prepare(name, ["--requirement", str(ROOT / requirements)], stamp, check)
+    return _prepare(name, [(["--requirement", str(ROOT / requirements)], {})], stamp, check)
 
 
-def _prepare(name: str, arguments: list[str], wanted: str, check: str) -> Path:
+def is_ready(name: str) -> bool:
+    """Whether the virtual environment `name` was made ready once."""
+    return (ROOT / ".venvs" / name / _STAMP).exists()
+
+
+def _prepare(
+    name: str, steps: Sequence[tuple[list[str], Mapping[str, str]]], wanted: str, check: str
+) -> Path:
     venv = ROOT / ".venvs" / name
-    stamp = venv / ".mpifleet-stamp"
+    stamp = venv / _STAMP
     if stamp.exists() and stamp.read_text() == wanted and not _failure(venv, check):
         return venv
     print(f"preparing {venv.relative_to(ROOT)}", flush=True)
     pip = _make(venv)
     if "torch" in check and _failure(venv, "import torch"):
         print(TORCH_SIZE, flush=True)
-    install(pip, *arguments)
+    stamp.unlink(missing_ok=True)
+    for arguments, extra in steps:
+        install(pip, *arguments, extra=extra)
     if failure := _failure(venv, check):
         raise SetUpError(f"{venv}: `{check}` fails after the installation:\n{failure}")
     stamp.write_text(wanted)
     return venv
 
 
-def install(pip: list[str], *arguments: str) -> None:
-    """Runs one ``pip install``; raises SetUpError when it fails."""
+def install(pip: list[str], *arguments: str, extra: Mapping[str, str] | None = None) -> None:
+    """Runs one ``pip install``; raises SetUpError when it fails.
+
+    extra: what its environment has on top.
+    """
     command = [*pip, "install", "--quiet", *arguments]
-    if run(command, env=environment(), limit_s=INSTALL_LIMIT_S, cwd=ROOT).status != 0:
+    if run(command, env=environment(extra=extra), limit_s=INSTALL_LIMIT_S, cwd=ROOT).status != 0:
         raise SetUpError("pip install failed: see its message above")
 
 

@@ -5,6 +5,15 @@ The only part of the package that imports h5py.
 
 from mpifleet.checkpoint.about import About, Link
 from mpifleet.checkpoint.chain import link_to, members
+from mpifleet.checkpoint.chunk_places import ChunkPlaces, Sized
+from mpifleet.checkpoint.chunks import Chunks, chunks_of, gzip_level, packed
+from mpifleet.checkpoint.collective import (
+    MPIO,
+    CollectiveFile,
+    digest_share,
+    reserve,
+    why_not_collective,
+)
 from mpifleet.checkpoint.digests import Block, check
 from mpifleet.checkpoint.directory import LATEST, Keep, Newcomer, is_checkable, newest
 from mpifleet.checkpoint.layout import (
@@ -22,6 +31,7 @@ from mpifleet.checkpoint.writer import (
     lay_out,
     write_checkpoint,
     write_parts,
+    write_unsynced,
     writing,
 )
 
@@ -29,9 +39,13 @@ __all__ = [
     "CHECKPOINT_FORMAT",
     "LATEST",
     "MODEL_FACT",
+    "MPIO",
     "About",
     "Block",
     "Checkpoint",
+    "ChunkPlaces",
+    "Chunks",
+    "CollectiveFile",
     "Delta",
     "DenseEntry",
     "DenseShape",
@@ -40,8 +54,12 @@ __all__ = [
     "Newcomer",
     "Part",
     "Places",
+    "Sized",
     "SparseShape",
     "check",
+    "chunks_of",
+    "digest_share",
+    "gzip_level",
     "is_begun",
     "is_checkable",
     "lay_out",
@@ -49,7 +67,11 @@ __all__ = [
     "members",
     "newest",
     "open_checkpoint",
+    "packed",
+    "reserve",
+    "why_not_collective",
     "write_checkpoint",
     "write_parts",
+    "write_unsynced",
     "writing",
 ]

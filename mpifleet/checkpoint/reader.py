@@ -105,6 +105,12 @@ class Checkpoint:
         """One of READABLE_FORMATS."""
         return int(self._file.attrs["format_version"])
 
+    @property
+    def compression(self) -> str | None:
+        """What save_persistables was asked for, with the level; None where not compressed."""
+        found = self._file.attrs.get("compression")
+        return None if found is None else str(found)
+
     def dense_shape(self, name: str) -> DenseShape:
         """One dense parameter without its values."""
         group = self._entry("dense", name)

@@ -17,6 +17,7 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from mpifleet.checkpoint import digests
+from mpifleet.checkpoint.chunks import chunks_of
 from mpifleet.checkpoint.digests import Block, digest_of
 from mpifleet.checkpoint.directory import Keep, Newcomer
 from mpifleet.checkpoint.layout import (
@@ -50,20 +51,23 @@ def lay_out(
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
     states: Sequence[SavedState] = (),
+    level: int = 0,
 ) -> Places:
     """Write everything but the dense parameters and tables, and say where these go.
 
-    meta: JSON-able values by name.  states: with none there is no such group.  Raises
-    CheckpointError, also where all of it cannot fit on the disk, or OSError.
+    meta: JSON-able values by name.  states: with none there is no such group.  level: of gzip;
+    above 0 larger arrays are made of chunks, which have no place yet.  Raises CheckpointError, also
+    where all of it cannot fit on the disk, or OSError.
     """
-    needed = sum(shape.num_bytes for shape in dense) + sum(shape.num_bytes for shape in sparse)
-    needed += sum(np.asarray(values).nbytes for values in buffers.values())
-    needed += sum(saved.num_bytes for saved in states)
-    _check_space(newcomer.directory, needed)
+    if not level:  # else nobody knows yet
+        needed = sum(s.num_bytes for s in dense) + sum(s.num_bytes for s in sparse)
+        needed += sum(np.asarray(values).nbytes for values in buffers.values())
+        needed += sum(saved.num_bytes for saved in states)
+        _check_space(newcomer.directory, needed)
     sink = Sink(newcomer.descriptor)
     try:
         with h5py.File(sink, "w") as file:
-            places = _lay_out_all(file, dense, sparse, buffers, meta)
+            places = _lay_out_all(file, dense, sparse, buffers, meta, level)
             if states:
                 write_states(file, states)
             file.attrs.update(newcomer.about.facts())
@@ -79,10 +83,13 @@ def _lay_out_all(
     sparse: Sequence[SparseShape],
     buffers: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    level: int,
 ) -> Places:
     file.attrs["format"] = FORMAT_NAME
     file.attrs["format_version"] = CHECKPOINT_FORMAT
     file.attrs["complete"] = 1  # a file that is not has no digests, and not its name
+    if level:
+        file.attrs["compression"] = f"gzip-{level}"
     facts = file.create_group("meta")
     for name, value in meta.items():
         text = json_text(f"meta entry {name!r}", value)
@@ -93,10 +100,10 @@ def _lay_out_all(
     datasets: list[h5py.Dataset] = []
     group = file.create_group("dense")
     for index, param in enumerate(dense):
-        datasets += _lay_out_dense(_new_entry(group, param.name, index), param)
+        datasets += _lay_out_dense(_new_entry(group, param.name, index), param, level)
     group = file.create_group("sparse")
     for index, table in enumerate(sparse):
-        datasets += _lay_out_sparse(_new_entry(group, table.name, index), table)
+        datasets += _lay_out_sparse(_new_entry(group, table.name, index), table, level)
     group = file.create_group("buffers")
     for index, (name, values) in enumerate(buffers.items()):
         array = np.asarray(values)
@@ -116,17 +123,17 @@ def _new_entry(parent: h5py.Group, name: str, index: int) -> h5py.Group:
     return group
 
 
-def _lay_out_dense(group: h5py.Group, param: DenseShape) -> Iterator[h5py.Dataset]:
+def _lay_out_dense(group: h5py.Group, param: DenseShape, level: int) -> Iterator[h5py.Dataset]:
     group.attrs["step"] = int(param.step)
     group.attrs["attributes"] = json_text(f"attrs of {param.name!r}", param.attrs)
     dtype = _check_dtype(param.name, np.dtype(param.dtype))
-    yield _reserve(group, "value", param.shape, dtype)
+    yield _reserve(group, "value", param.shape, dtype, level)
     state = group.create_group("state")
     for slot in param.state_names:
-        yield _reserve(state, link_name(slot), param.shape, dtype)
+        yield _reserve(state, link_name(slot), param.shape, dtype, level)
 
 
-def _lay_out_sparse(group: h5py.Group, table: SparseShape) -> Iterator[h5py.Dataset]:
+def _lay_out_sparse(group: h5py.Group, table: SparseShape, level: int) -> Iterator[h5py.Dataset]:
     dtype = _check_dtype(table.name, np.dtype(table.dtype))
     if set(table.state_names) & set(RESERVED_STATE_NAMES):
         raise CheckpointError(
@@ -139,18 +146,27 @@ def _lay_out_sparse(group: h5py.Group, table: SparseShape) -> Iterator[h5py.Data
     if table.stretches is not None:
         group.create_dataset("stretches", data=np.array(table.stretches, np.int64))
     shape = (table.stored_rows, table.dim)
-    yield _reserve(group, "keys", shape[:1], np.dtype(np.int64))
-    yield _reserve(group, "rows", shape, dtype)
+    yield _reserve(group, "keys", shape[:1], np.dtype(np.int64), level)
+    yield _reserve(group, "rows", shape, dtype, level)
     state = group.create_group("state")
     for slot in table.state_names:
-        yield _reserve(state, link_name(slot), shape, dtype)
+        yield _reserve(state, link_name(slot), shape, dtype, level)
 
 
-def _reserve(group: h5py.Group, link: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
-    """A dataset in one piece that has its place in the file at once and is not filled."""
+def _reserve(
+    group: h5py.Group, link: str, shape: tuple[int, ...], dtype: np.dtype, level: int
+) -> h5py.Dataset:
+    """A dataset that is not filled: in one piece with its place at once, or of chunks to come."""
     how, link_how = h5p.create(h5p.DATASET_CREATE), h5p.create(h5p.LINK_CREATE)
-    how.set_layout(h5d.CONTIGUOUS)
-    how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    chunks = chunks_of(shape, dtype) if level else None
+    if chunks is None:
+        how.set_layout(h5d.CONTIGUOUS)
+        how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    else:
+        how.set_chunk(chunks.box)
+        if dtype.itemsize > 1:
+            how.set_shuffle()
+        how.set_deflate(level)
     how.set_fill_time(h5d.FILL_TIME_NEVER)
     how.set_obj_track_times(False)
     link_how.set_char_encoding(h5t.CSET_UTF8)
@@ -171,6 +187,13 @@ def write_parts(descriptor: int, parts: Iterable[Part]) -> list[Block]:
 
     Returns their digests.  O(bytes moved).  Raises OSError.
     """
+    blocks = write_unsynced(descriptor, parts)
+    os.fdatasync(descriptor)
+    return blocks
+
+
+def write_unsynced(descriptor: int, parts: Iterable[Part]) -> list[Block]:
+    """The same without having them on disk."""
     blocks = []
     for offset, array in parts:
         data = memoryview(array.reshape(-1).view(np.uint8).data)
@@ -178,7 +201,6 @@ def write_parts(descriptor: int, parts: Iterable[Part]) -> list[Block]:
             piece = data[start:stop]
             blocks.append(Block(offset + start, len(piece), digest_of(piece)))
             _write_at(descriptor, piece, offset + start)
-    os.fdatasync(descriptor)
     return blocks
 
 

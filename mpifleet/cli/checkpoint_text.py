@@ -60,7 +60,8 @@ def _titled(
 def _head(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "file", printable(found["path"])
     yield "size", size_text(found["bytes"])
-    yield "format", f"version {found['format_version']}"
+    compressed = f", compressed ({found['compression']})" if found["compression"] else ""
+    yield "format", f"version {found['format_version']}{compressed}"
     yield "kind", found["kind"]
     for at, name in enumerate(found.get("chain", ())[:-1]):
         yield ("" if at else "follows"), printable(name)

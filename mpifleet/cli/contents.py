@@ -28,6 +28,7 @@ def contents(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "bytes": status.st_size,
         "format_version": checkpoint.format_version,
+        "compression": checkpoint.compression,
         "written": written.isoformat(timespec="seconds"),
     }
     if where.is_dir():

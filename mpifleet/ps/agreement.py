@@ -1,12 +1,12 @@
 """Before anything is allocated: are all ranks about to run the same job, and does it fit?"""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mpifleet.checkpoint import check, is_checkable, newest
+from mpifleet.checkpoint import check, is_checkable, newest, writing
 from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.mpi import bcast_json, gather_json
 from mpifleet.roles import Roles
@@ -71,6 +71,31 @@ def raise_first_failure(
         failure = first_failure(comm, failure)
     if failure:
         raise CheckpointError(failure)
+
+
+class Trouble:
+    """What went wrong on this rank, or on any once they agreed, while all do one thing together.
+
+    comm: None in a single process.  directory: named in the text of errors of the disk or HDF5.
+    """
+
+    def __init__(self, comm: Any, directory: Path, text: str = "") -> None:
+        self._comm, self._directory = comm, directory
+        self.text = text
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """What goes wrong inside ends it, and is noted where nothing went wrong before."""
+        try:
+            with writing(self._directory):
+                yield
+        except (CheckpointError, MemoryError) as error:
+            self.text = self.text or str(error) or repr(error)
+
+    def is_none(self) -> bool:
+        """Whether all is well everywhere; else every rank notes the first trouble. Collective."""
+        self.text = first_failure(self._comm, self.text)
+        return not self.text
 
 
 def newest_for_all(

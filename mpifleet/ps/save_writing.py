@@ -18,6 +18,8 @@ from mpifleet.checkpoint import (
     writing,
 )
 from mpifleet.errors import CheckpointError
+from mpifleet.ps.chunk_writing import ChunkWriter
+from mpifleet.ps.saved_chunks import SavedArray
 from mpifleet.ps.told import Teller
 
 
@@ -53,6 +55,15 @@ class Writing:
                 self._blocks = write_parts(descriptor, parts)
         except CheckpointError as error:
             self.failure = str(error)
+
+    def run_chunks(
+        self, writer: ChunkWriter, arrays: list[SavedArray], level: int, driver: str | None
+    ) -> None:
+        """Write now what is compressed, after `run`. Collective over the servers."""
+        before = (self._blocks, self.failure)
+        self._blocks, self.failure = writer.write(
+            self._newcomer, self._temporary, arrays, level, driver, *before
+        )
 
     def run_behind(self, parts: list[Part]) -> None:
         """Write them in a thread."""

@@ -54,7 +54,10 @@ def sparse_shapes(shard: Shard) -> list[SparseShape]:
 
 
 def dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
-    """This server's elements of all dense parameters where they belong; views, not copies."""
+    """This server's elements of all dense parameters where they belong; views, not copies.
+
+    Here and below arrays without a place are left out: those without bytes, and those of chunks.
+    """
     shapes = iter(dense_shapes(shard))
     for table, spec in enumerate(shard.layout.specs.dense):
         part = shard.layout.dense[table]
@@ -64,7 +67,8 @@ def dense_parts(shard: Shard, places: Places) -> Iterator[Part]:
             shape = next(shapes)
             here, there = part.share_of(param)
             for slot, array in arrays.items() if there.stop > there.start else ():
-                yield places[shape.path(slot)] + there.start * array.itemsize, array[here]
+                if shape.path(slot) in places:
+                    yield places[shape.path(slot)] + there.start * array.itemsize, array[here]
 
 
 def sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -> Iterator[Part]:
@@ -75,8 +79,9 @@ def sparse_parts(shard: Shard, places: Places, table: int, shape: SparseShape) -
     first = shape.first_row(server)
     state = {slot: values.numpy() for slot, values in shard.sparse_state[table].items()}
     for name, array in {ROWS: shard.rows(table), **state}.items():
-        yield places[shape.path(name)] + first * array.itemsize * shape.dim, array
-    for start, stop in pieces(num_rows, _KEYS_AT_ONCE):
+        if shape.path(name) in places:
+            yield places[shape.path(name)] + first * array.itemsize * shape.dim, array
+    for start, stop in pieces(num_rows if shape.path("keys") in places else 0, _KEYS_AT_ONCE):
         keys = np.arange(start, stop, dtype=np.int64) * shape.num_shards + server
         yield places[shape.path("keys")] + 8 * (first + start), keys
 
@@ -91,7 +96,9 @@ def changed_parts(
     row_bytes = shape.dim * np.dtype(shape.dtype).itemsize
     for start, stop in pieces(rows.size, max(1, BLOCK_BYTES // max(8, row_bytes))):
         block = rows[start:stop]
-        yield places[shape.path("keys")] + 8 * (first + start), block * shape.num_shards + server
-        for name, values in arrays.items():
+        if shape.path("keys") in places:
+            keys = block * shape.num_shards + server
+            yield places[shape.path("keys")] + 8 * (first + start), keys
+        for name, values in arrays.items() if shape.path(ROWS) in places else ():
             gathered = gather_rows(values, block, shard.breathe).numpy()
             yield places[shape.path(name)] + (first + start) * row_bytes, gathered

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpifleet.checkpoint import (
+    MPIO,
     About,
     Keep,
     Newcomer,
@@ -28,13 +29,16 @@ from mpifleet.checkpoint import (
 )
 from mpifleet.checkpoint.digests import BLOCK_BYTES
 from mpifleet.errors import CheckpointError
+from mpifleet.log import get_logger
 from mpifleet.mpi import bcast_json
 from mpifleet.partition import pieces
 from mpifleet.patience import Doze
 from mpifleet.ps.agreement import first_failure, raise_first_failure
 from mpifleet.ps.chain import Chain
+from mpifleet.ps.chunk_writing import ChunkWriter
 from mpifleet.ps.save_content import Content
 from mpifleet.ps.save_writing import Writing
+from mpifleet.ps.saved_chunks import saved_arrays
 from mpifleet.ps.shard import Shard
 from mpifleet.ps.told import Teller
 from mpifleet.states import SavedState
@@ -50,6 +54,9 @@ class SaveOptions:
     CheckpointError while an earlier one is still being written, instead of waiting for it.
     table: the only one that is saved, None for all there is.  mode: "full"; "base", from which on
     changes are noted; "delta", what changed since the last base or delta.
+    level: of gzip, 0 for none; a compressed one is always waited for.  driver: "mpio" to write what
+    is compressed through HDF5's MPI driver, else None.  Raises CheckpointError for other drivers,
+    and for one without a level.
     """
 
     wait: bool = True
@@ -57,6 +64,17 @@ class SaveOptions:
     keep: Keep = field(default_factory=Keep)
     table: str | None = None
     mode: str = "full"
+    level: int = 0
+    driver: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.driver not in (None, MPIO):
+            raise CheckpointError(f'driver={self.driver!r}; use None or "{MPIO}"')
+        if self.driver and not self.level:
+            raise CheckpointError(
+                f'driver="{MPIO}" is for compressed checkpoints alone: HDF5 writes no array of '
+                'others; add compression="gzip", or leave the driver out'
+            )
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "SaveOptions":
@@ -76,6 +94,7 @@ class Saver:
         self._server = shard.layout.server
         self._teller = Teller(mpi, comm)
         self._chain = Chain(shard)
+        self._chunks = ChunkWriter(mpi, comm, shard)
         self._behind: Writing | None = None
 
     def save(
@@ -87,23 +106,35 @@ class Saver:
         states: Sequence[SavedState] = (),
     ) -> None:
         """Write one file. Collective. Raises CheckpointError on every server."""
+        self._chunks.check(options.driver)
         busy = self._behind is not None and not self._behind.poll()
         if options.refuse_busy:
             failure = "an earlier checkpoint is still being written" if busy else ""
             raise_first_failure(self._comm, failure)
         self.settle()
         content, about = self._content(directory, options)
-        under_way = self._begin(directory, content, about, meta, buffers, states, options.keep)
+        under_way = self._begin(directory, content, about, meta, buffers, states, options)
         self._chain.begin(about, directory)
         parts = content.parts(self._shard, under_way.places)
-        if options.wait:
+        if options.wait or options.level:
             under_way.run(_breathing(parts, self._shard.breathe))
+            if options.level:
+                self._write_chunks(under_way, content, options)
             self._behind = under_way
             self.settle()
         else:
             copies = [(o, a.copy()) for o, a in _breathing(parts, self._shard.breathe)]
             under_way.run_behind(copies)
             self._behind = under_way
+
+    def _write_chunks(self, under_way: Writing, content: Content, options: SaveOptions) -> None:
+        """Write the arrays that are compressed. Collective."""
+        if not options.wait and self._server == 0:
+            get_logger().info(
+                "wait=False: training waits all the same until a compressed checkpoint is written"
+            )
+        arrays = saved_arrays(self._shard, content)
+        under_way.run_chunks(self._chunks, arrays, options.level, options.driver)
 
     def _content(self, directory: Path, options: SaveOptions) -> tuple[Content, About]:
         """What goes into the file. Collective. Raises CheckpointError on every server."""
@@ -157,7 +188,7 @@ class Saver:
         meta: dict[str, Any],
         buffers: dict[str, np.ndarray],
         states: Sequence[SavedState],
-        keep: Keep,
+        options: SaveOptions,
     ) -> Writing:
         """The file laid out, its places known everywhere. Collective. Raises CheckpointError."""
         newcomer: Newcomer | None = None
@@ -167,8 +198,8 @@ class Saver:
             try:
                 with writing(directory):
                     newcomer = Newcomer(directory, about, self._chain.spared(about, directory))
-                    sparse = list(content.sparse.values())
-                    places = lay_out(newcomer, content.dense, sparse, buffers, meta, states)
+                    what = (content.dense, list(content.sparse.values()), buffers, meta, states)
+                    places = lay_out(newcomer, *what, options.level)
                     temporary = str(newcomer.temporary)
                     token = f"{temporary}.{secrets.token_hex(8)}"
                     Path(token).touch(mode=0o600)
@@ -182,7 +213,7 @@ class Saver:
             if newcomer is not None:
                 newcomer.close()
             raise CheckpointError(failure)
-        return Writing(newcomer, Path(temporary), places, self._teller, directory, keep)
+        return Writing(newcomer, Path(temporary), places, self._teller, directory, options.keep)
 
     def _check_same_directory(self, directory: Path, token: Path) -> str:
         """What is wrong with the directory, "" when all servers see the same one. Collective.

@@ -20,6 +20,11 @@ def behind(options):
     return replace(options, wait=False)
 
 
+def compressed(options):
+    """The same in a compressed file."""
+    return replace(options, level=1)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -127,7 +127,7 @@ def test_the_document_names_every_field_of_a_file_and_no_other(tmp_path):
     job = Job()
     for options in (BASE, DELTA):
         job.face.save(tmp_path / "chain", options)
-    job.face.save(tmp_path / "one", SaveOptions(table="one"))
+    job.face.save(tmp_path / "one", SaveOptions(table="one", level=1))
     states = [SavedState("s", True, [State({}, {"x": np.zeros(2)})])]
     written = write_checkpoint(tmp_path, **content(), states=states)
     for path in (written, newest(tmp_path / "chain"), newest(tmp_path / "one")):

@@ -1,13 +1,15 @@
 """Base and delta saves: a chain holds, bit for bit, what a full save at the same moment holds."""
 
 import functools
+import itertools
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from mpifleet.checkpoint import Keep
+from mpifleet.checkpoint import Keep, chunks
 from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.ps import save_writing
 from mpifleet.ps.load_report import LoadOptions
@@ -21,6 +23,7 @@ from tests.unit.delta_jobs import (
     Job,
     behind,
     changed_keys,
+    compressed,
     files,
     held,
     path_of,
@@ -35,12 +38,14 @@ RULES = {
 ALL = range(ROWS)
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["", "behind"])
-@pytest.mark.parametrize("rule", RULES)
-def test_base_and_deltas_are_what_a_full_save_is(tmp_path, rule, later):
+@pytest.mark.parametrize(
+    ("rule", "how"), [*itertools.product(RULES, [replace, behind]), ("adam", compressed)]
+)
+def test_base_and_deltas_are_what_a_full_save_is(tmp_path, monkeypatch, rule, how):
     """Random keys, none, all: after each, and into a job that then goes on with the same bits."""
+    monkeypatch.setattr(chunks, "LEAST_BYTES", 100)  # some arrays stay in one piece
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 96)
     chain, full = tmp_path / "chain", tmp_path / "full"
-    how = behind if later else lambda options: options
     generator = np.random.default_rng(len(rule))
     job = Job(RULES[rule])
     job.step([3, 5], [1])

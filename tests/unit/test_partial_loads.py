@@ -297,7 +297,7 @@ def test_fleets_calls(tmp_path):
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
         optimizer = fleet.distributed_optimizer(optimizer, model=model)
         fleet.init_worker()
-        fleet.save_one_table(table, sys.argv[1] + "/one")
+        fleet.save_one_table(table, sys.argv[1] + "/one", compression="gzip")
         fleet.save_persistables(sys.argv[1] + "/all")
         model(torch.arange(9).view(3, 3)).sum().backward()
         optimizer.step()

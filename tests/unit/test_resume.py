@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from mpifleet.checkpoint import open_checkpoint, write_checkpoint
+from mpifleet.checkpoint import chunks, open_checkpoint, write_checkpoint
 from mpifleet.errors import CheckpointError, ConfigError
 from mpifleet.state_dicts import from_state, to_state
 from mpifleet.states import SavedState, State, pack_states, unpack_states
@@ -56,6 +56,21 @@ def test_three_epochs_and_three_more_are_six(tmp_path, rule, schedule):
     assert then.resume(tmp_path) == {"epoch": 3}
     assert then.digest() == first.digest()
     then.train(3, 6)
+    assert then.digest() == whole.digest()
+
+
+def test_from_a_compressed_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "LEAST_BYTES", 1)
+    whole = Run()
+    whole.train(0, 4)
+    first = Run()
+    first.train(0, 2)
+    first.save(tmp_path, level=1)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.compression == "gzip-1"
+    then = Run()
+    then.resume(tmp_path)
+    then.train(2, 4)
     assert then.digest() == whole.digest()
 
 

@@ -7,12 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools import demo, outcomes, parts, processes, side_by_side, venvs
-from tools.test import main
+from tools import (
+    demo,
+    outcomes,
+    parallel_h5py,
+    parts,
+    prerequisites,
+    processes,
+    set_up,
+    side_by_side,
+    venvs,
+)
+from tools.test import main, run_parts
 
 ROOT = Path(__file__).parents[2]
 GOOD = demo.Auc("0.7900", 20000)
@@ -223,6 +234,16 @@ class TestSideBySide:
         list(side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60))
         assert began.read_text().replace("a ", "") == "d c b "
 
+    def test_a_task_waits_for_another_and_does_not_begin_where_that_failed(self, tmp_path):
+        done = str(tmp_path / "done")
+        codes = [f"import time; time.sleep(0.3); open({done!r}, 'w')", "exit(3)", "pass", "pass"]
+        first, bad, other, never = self.tasks(*codes)
+        last = replace(first, title="last", command=[sys.executable, "-c", f"open({done!r})"])
+        last, never = replace(last, after=first.title), replace(never, title="n", after=bad.title)
+        tasks = [first, replace(bad, after="last"), other, never, last]
+        ended = dict(side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60))
+        assert [ended[i].status for i in range(5)] == [0, 3, 0, side_by_side.NOT_BEGUN, 0]
+
     def test_a_task_past_its_limit_is_ended_and_the_others_go_on(self, tmp_path):
         tasks = self.tasks("import time; time.sleep(50)", limit_s=0.5) + self.tasks("print(1)")
         ended = dict(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
@@ -258,18 +279,53 @@ def test_world_sizes_and_mpis_are_all_there():
     assert found == {(mpi, ranks) for mpi in ("system", "wheel") for ranks in (1, 2, 3, 4)}
 
 
+class TestH5pyWithMpi:
+    def test_it_is_built_before_its_tests_at_all_world_sizes(self):
+        build, *tests = (p for p in parts.all_parts(ROOT, ROOT / ".venvs") if p.kind == "hdf5")
+        assert build.command[1:] == ["-m", "tools.set_up", "parallel"]
+        assert [(p.mpi, p.ranks) for p in tests] == [("parallel", n) for n in (1, 2, 3, 4)]
+        assert {p.after for p in tests} == {build.title}
+        source = (ROOT / parts.CHECKPOINTS[0]).read_text()
+        assert all(f"def {name}(" in source for name in parts.NOT_OF_HDF5)
+
+    @pytest.mark.parametrize("is_built", [True, False])
+    def test_without_it_they_did_not_run_and_the_rest_does(self, monkeypatch, tmp_path, is_built):
+        """Nothing fails where it cannot be built."""
+        monkeypatch.setattr(prerequisites, "is_ready", lambda _name: is_built)
+        monkeypatch.setattr(prerequisites, "missing", lambda _programs: [])
+        command = [sys.executable, "-c", f"exit({int(not is_built)})"]
+        build = parts.Part("hdf5", "build", "parallel", command, 60)
+        test = replace(build, name="test", command=[sys.executable, "-c", ""], after=build.title)
+        other = replace(test, mpi="system", after="")
+        found = run_parts([build, test, other], tmp_path, time.monotonic() + 60)
+        assert ["libhdf5-openmpi-dev" in each.not_run for each in found] == [not is_built] * 2 + [
+            False
+        ]
+        assert [sum(each.counts.values()) for each in found] == [int(is_built)] * 2 + [1]
+        assert outcomes.report(found, [])[1]
+
+    def test_what_cannot_be_built_is_said(self, monkeypatch, tmp_path, capsys):
+        def fail(*_arguments, **_options):
+            raise venvs.SetUpError("no compiler")
+
+        monkeypatch.setattr(parallel_h5py, "ROOT", tmp_path)
+        monkeypatch.setattr(parallel_h5py, "prepare_built", fail)
+        assert set_up.main(["parallel"]) == 1
+        assert "which needs libhdf5-openmpi-dev: no compiler" in capsys.readouterr().err
+
+
 def test_help_lists_the_kinds(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "lint,unit,mpi,launch,cluster" in shown
+    assert "lint,unit,mpi,hdf5,launch,cluster" in shown
 
 
 class TestDisk:
     """What an installation of torch will take is said before it, not after."""
 
     def prepared(self, monkeypatch, tmp_path, has_torch):
-        def install(*_arguments):
+        def install(*_arguments, **_options):
             print("installing")
 
         python = tmp_path / ".venvs" / "x" / "bin" / "python"
