@@ -29,6 +29,7 @@ from mpifleet.launchenv import (
 from mpifleet.lifeline import Stopping
 from mpifleet.local_state import local_tensors, share
 from mpifleet.log import get_logger
+from mpifleet.meeting import wait_for_all
 from mpifleet.memory_reuse import keep_freed_memory
 from mpifleet.mpi import abort_on_error, check_threads_allowed, load_mpi
 from mpifleet.optimizer import DistributedOptimizer
@@ -38,7 +39,7 @@ from mpifleet.ps.job import Job
 from mpifleet.roles import Role, Roles, check_single
 from mpifleet.strategy import DistributedStrategy
 from mpifleet.training_threads import Train, make_threads, run_threads
-from mpifleet.util import Util, wait_for_all
+from mpifleet.util import Util
 from mpifleet.watch import Watch, watch_alone
 
 

@@ -1,7 +1,6 @@
 """fleet.util: small collectives over the workers, the servers or all ranks, as Fleet names them."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -9,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mpifleet.errors import ConfigError, StallError
-from mpifleet.log import get_logger
+from mpifleet.errors import ConfigError
+from mpifleet.meeting import wait_for_all
 from mpifleet.mpi import gather_json, mpi_type, serial
 from mpifleet.partition import file_shard
-from mpifleet.patience import Doze
 from mpifleet.roles import Role, Roles
 
 MODES = ("sum", "min", "max")
 WORLDS = ("worker", "server", "all")
-LAST_MESSAGE_S = 2.0
 
 
 class Util:
@@ -140,30 +137,3 @@ def _common_dtype(comm: Any, values: np.ndarray) -> np.dtype:
 
 def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def wait_for_all(comm: Any, gone: Callable[[], str] = str, report_s: float = float("inf")) -> None:
-    """A barrier that sleeps while it waits. Collective.
-
-    report_s: after how long, and how often, the log says that this rank still waits.
-    gone: who cannot come any more, in words, "" for nobody.  Raises StallError with these words.
-    """
-    with serial:
-        request = comm.Ibarrier()
-    doze = Doze()
-    give_up_s = float("inf")
-    reported_s = time.monotonic()
-    while True:
-        with serial:
-            if request.Test():
-                return
-        missing = gone()
-        if missing:
-            # It may have come before it went: the barrier's last message is then on its way.
-            give_up_s = min(give_up_s, time.monotonic() + LAST_MESSAGE_S)
-            if time.monotonic() > give_up_s:
-                raise StallError(f"waiting for all in a collective call, but {missing}")
-        if time.monotonic() - reported_s > report_s:
-            reported_s = time.monotonic()
-            get_logger().warning("still waiting for all in a collective call")
-        doze.pause()

@@ -20,19 +20,23 @@ MAX_MEMBERS = 500
 def about_of(path: Path) -> About:
     """What the checkpoint at `path` says that it is; "full" where it says nothing to be read."""
     try:
-        return _read_about(path)
+        return _read_about(path) or About()
     except OSError:
         return About()
 
 
-def _read_about(path: Path) -> About:
-    """The same, but raises OSError for digests that are there and cannot be read now."""
+def _read_about(path: Path) -> About | None:
+    """The same, but None where digests are damaged, and raises OSError where they cannot be read
+    now.
+    """
     try:
         with open(sums_path(path), encoding="utf-8") as file:
             head = file.readline(1 << 16)
         return About.of(json.loads(head[: head.rindex(BLOCKS)] + "}"))
-    except (FileNotFoundError, ValueError, KeyError):
+    except FileNotFoundError:
         return About()
+    except (ValueError, KeyError):
+        return None
 
 
 def link_to(path: Path) -> Link:
@@ -86,14 +90,16 @@ def units(paths: Iterable[Path]) -> list[tuple[list[Path], bool]]:
     be loaded at all: a whole chain with its branches, or a checkpoint alone.
 
     paths: oldest first.  A group stands where its newest does; a chain without its base cannot be
-    loaded.  Raises OSError where it cannot be told which group a checkpoint is of.
+    loaded, nor what has damaged digests.  Raises OSError where it cannot be told which group a checkpoint is of.
     """
     root_of: dict[str, str] = {}
     groups: dict[str, list[Path]] = {}
     for path in paths:
-        link = _read_about(path).follows
+        about = _read_about(path)
+        link = about.follows if about is not None else None
         # A delta is younger than what it follows, whose root is known by now, or it is missing.
         root = path.name if link is None else root_of.get(link.name, link.name)
-        root_of[path.name] = root
+        if about is not None:
+            root_of[path.name] = root
         groups[root] = [*groups.pop(root, []), path]
     return [(group, root in root_of) for root, group in groups.items()]

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpifleet.errors import ConfigError
 from mpifleet.log import get_logger
+from mpifleet.meeting import wait_for_all
 from mpifleet.mpi import gather_json, serial
 from mpifleet.partition import pieces
 from mpifleet.patience import Patience, sharpen_sleep
@@ -186,7 +187,7 @@ class Job:
             if self._shard is not None:
                 self._receive_dense(self._shard)
                 self._storage(self._shard).start_from(load_from, strict)
-            world.Barrier()
+        wait_for_all(world)
 
     def _receive_dense(self, shard: Shard) -> None:
         source = self._roles.worker_ranks[0]

@@ -24,13 +24,14 @@ from mpifleet.compose import job_settings, local_exchange, remote_exchange
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.exchange import Exchange
 from mpifleet.job_states import JobStates
+from mpifleet.meeting import wait_for_all
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.patience import Patience
 from mpifleet.ps.job import Job, Settings
 from mpifleet.roles import Roles
 from mpifleet.session import Session
 from mpifleet.strategy import DistributedStrategy
-from mpifleet.util import Util, wait_for_all
+from mpifleet.util import Util
 from tests.ranks import MPI, WORLD
 
 TINY_BYTES = 64 << 10
@@ -170,6 +171,7 @@ def attempt(
     skip: the policy for gradients that are not finite.  end_s: patience.
     """
     size = place.servers + place.workers
+    wait_for_all(comm)  # whoever computed meanwhile has the cores
     with mpi_module.serial:
         part = comm.Split(0 if comm.rank < size else MPI.UNDEFINED)
     mine: list[Outcome] = []
@@ -185,6 +187,7 @@ def attempt(
             mine.append(_serve(name, job) if worker is None else _work(name, worker, work))
         with mpi_module.serial:
             part.Free()
+    wait_for_all(comm)
     with mpi_module.serial:
         parts = comm.allgather(mine)
     outcomes = list(itertools.chain.from_iterable(parts))

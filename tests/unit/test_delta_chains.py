@@ -273,6 +273,20 @@ def test_nothing_is_removed_while_digests_cannot_be_read(tmp_path):
     assert members(newest(tmp_path)) == paths
 
 
+def test_what_has_damaged_digests_counts_as_nothing_to_keep(tmp_path):
+    """It would push out the base, which can be loaded, and stay with a delta that cannot."""
+    shape, arrays = table()
+    base = save_base(tmp_path, shape, arrays, 1)
+    first = save_delta(tmp_path, shape, np.arange(3), arrays, 1, base)
+    second = save_delta(tmp_path, shape, np.arange(3), arrays, 1, first)
+    sums_path(first).write_text("{ damaged")
+    full = write_checkpoint(tmp_path, dense=[], buffers={}, meta={}, keep=Keep(2))
+    assert base.exists()
+    assert full.exists()
+    assert not first.exists()
+    assert not second.exists()
+
+
 def test_what_a_plain_reader_sees(tmp_path):
     shape, arrays = table(num_rows=53)
     base = save_base(tmp_path, shape, arrays, 2)

@@ -17,7 +17,7 @@ LAYERS = {
     "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds "
     "strategy_rules strategy_table states "
     "memory_reuse step_clock",
-    "MPI": "lifeline mpi ranklog roles watch window",
+    "MPI": "lifeline meeting mpi ranklog roles watch window",
     "mechanisms": "checkpoint data metrics portable ps state_gathering",
     "exchanges": "allreduce exchange geo ps.exchange ps.local_exchange thread_exchange thread_mean",
     "training": "embedding inference job_states local_state look_up model_names model_tables "
