@@ -90,7 +90,8 @@ def units(paths: Iterable[Path]) -> list[tuple[list[Path], bool]]:
     be loaded at all: a whole chain with its branches, or a checkpoint alone.
 
     paths: oldest first.  A group stands where its newest does; a chain without its base cannot be
-    loaded, nor what has damaged digests.  Raises OSError where it cannot be told which group a checkpoint is of.
+    loaded, nor what has damaged digests.  Raises OSError where it cannot be told which group a
+    checkpoint is of.
     """
     root_of: dict[str, str] = {}
     groups: dict[str, list[Path]] = {}
