@@ -5,9 +5,11 @@
 starts a job of two servers and one worker on this node.  The state is one table of 256 MiB (adam:
 rows and two states), then one of 2 GiB where memory and disk allow it; a third job has 10 million
 rows of 8.  What is compared takes turns: the job's save, one rank's raw write of the same bytes in
-pieces with fdatasync, and torch.save of the same arrays.  Reads are warm: the page cache holds the
-file.  The stall of a save behind training is what the worker waits for.  The smallest state is also
-saved compressed, which is a figure of the processor and not of the disk.
+pieces with fdatasync, torch.save and torch.distributed.checkpoint of the same arrays.  Warm reads
+find the file in the page cache, cold ones do not.  The stall of a save behind training is what the
+worker waits for.  Memory is what the servers' rose by during a save, both together, beyond the
+snapshot where there is one.  The smallest state is also saved compressed, which is a figure of the
+processor and not of the disk.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as distributed
 
+from benchmarks.checkpoint_memory import MIB, extra_bytes
 from benchmarks.launch import is_launched, run_job
 from benchmarks.report import Figure, Goal, figure_of_rates, print_figures, ratio_of
 from mpifleet import fleet
@@ -37,6 +42,7 @@ MANY_ROWS = 10_000_000
 ROUNDS = 3
 PIECE_BYTES = 16 << 20
 NUM_SERVERS = 2
+MOST_EXTRA_MIB = 64
 MOST_COMPRESSED_BYTES = SIZES_MIB[0] << 20
 
 
@@ -111,16 +117,44 @@ def measured(folder: Path, rows: int, dim: int, rounds: int, judge: bool) -> lis
             if turn or rounds == 1:
                 seconds.setdefault(name, []).append(value)
     num_bytes = newest(folder / "ours").stat().st_size
-    return figures_of(seconds, num_bytes, rows, judge)
+    snapshot = sum(array.nbytes for array in arrays)
+    memory = memory_figures(folder / "ours", f"{num_bytes >> 20} MiB", snapshot, judge)
+    return figures_of(seconds, num_bytes, rows, judge) + memory
+
+
+def memory_figures(ours: Path, size: str, snapshot: int, judge: bool) -> list[Figure]:
+    """What saves take of the servers' memory, both together; snapshot: bytes of the state."""
+
+    def behind() -> None:
+        fleet.save_persistables(ours, wait=False)
+        fleet.save_persistables(ours)  # waits for the one behind training
+
+    extra = {"a save": extra_bytes(lambda: fleet.save_persistables(ours))}
+    extra["a save behind training"] = max(extra_bytes(behind) - snapshot, 0)
+    goal = Goal(1.0, at_most=True)
+    figures = []
+    for name, value in extra.items():
+        ratio = value / (MOST_EXTRA_MIB * MIB)
+        judged = (str(goal), goal.met_by(ratio)) if judge else (None, None)
+        figure = Figure(f"extra memory of {name}, {size}", round(value / MIB, 1), "MiB")
+        against = f"{MOST_EXTRA_MIB} MiB"
+        figures.append(
+            replace(figure, against=against, ratio=round(ratio, 3), goal=judged[0], met=judged[1])
+        )
+    return figures
 
 
 def one_round(folder: Path, arrays: Sequence[np.ndarray]) -> dict[str, float]:
     """Seconds of each way to write and read the same bytes."""
     ours, raw, plain = folder / "ours", folder / "raw", folder / "plain.pt"
+    tensors = {str(i): torch.from_numpy(array) for i, array in enumerate(arrays)}
     spent = {
         "save": timed(lambda: fleet.save_persistables(ours)),
         "raw write": timed(lambda: write_raw(raw, arrays)),
         "torch.save": timed(lambda: save_synced(plain, arrays)),
+        "torch.distributed.checkpoint": timed(
+            lambda: distributed.save(tensors, checkpoint_id=folder / "dcp", no_dist=True)
+        ),
         "memcpy": timed(lambda: [array.copy() for array in arrays]),
     }
     spent["stall behind training"] = timed(lambda: fleet.save_persistables(ours, wait=False))
@@ -128,9 +162,22 @@ def one_round(folder: Path, arrays: Sequence[np.ndarray]) -> dict[str, float]:
     if sum(array.nbytes for array in arrays) <= MOST_COMPRESSED_BYTES:
         small = folder / "small"
         spent["compressed"] = timed(lambda: fleet.save_persistables(small, compression="gzip"))
-    spent["load"] = timed(lambda: fleet.load_persistables(ours))
-    spent["raw read"] = timed(lambda: read_raw(raw))
+    for heat in ("warm", "cold"):
+        for name, path, call in (
+            ("load", newest(ours), lambda: fleet.load_persistables(ours)),
+            ("raw read", raw, lambda: read_raw(raw)),
+        ):
+            if heat == "cold":
+                forget(path)
+            spent[f"{heat} {name}"] = timed(call)
     return spent
+
+
+def forget(path: Path) -> None:
+    """Have the page cache drop a file."""
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())  # pages that are not on disk stay
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def timed(call: object) -> float:
@@ -172,7 +219,8 @@ def figures_of(
     """Bandwidths and their ratios."""
     size = f"{num_bytes >> 20} MiB"
     rates = {name: [num_bytes / each / 1e6 for each in some] for name, some in seconds.items()}
-    rates |= {f"{name}, {size}": rates[name] for name in ("save", "load")}
+    ours = ("save", "warm load", "cold load")
+    rates |= {f"{name}, {size}": rates[name] for name in ours}
 
     def rate(name: str, against: str, bound: float) -> Figure:
         goal = Goal(bound, at_most=False) if judge else None
@@ -183,7 +231,9 @@ def figures_of(
     figures = [
         rate("save", "raw write", 0.7),
         rate("save", "torch.save", 1.5),
-        rate("load", "raw read", 0.5),
+        rate("save", "torch.distributed.checkpoint", 1.5),
+        rate("warm load", "warm raw read", 0.5),
+        rate("cold load", "cold raw read", 0.8),
         Figure(
             f"stall behind training, {size}",
             round(1e3 * statistics.median(seconds["stall behind training"]), 1),

@@ -81,7 +81,7 @@ def test_a_job_takes_over_a_state_dict_of_another(comm, shared_tmp_path, place):
             check_matched(unmatched, path, "-")
             return changes, unmatched
 
-        return exports.bring_in(worker.session, shared_tmp_path, change)
+        return exports.bring_in(worker.session, path, change)
 
     def saving(worker):
         train(worker, 0, 3)
