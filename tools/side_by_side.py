@@ -77,8 +77,8 @@ def run_side_by_side(
     """Runs the tasks, `lanes` at a time; yields (index, how it ended) as each one ends.
 
     Every other lane takes the first task that may begin, the rest the last: what a caller puts at
-    the two ends of `tasks` runs side by side.  Each lane has its share of the cores to itself: ranks
-    that wait in MPI do not sleep, and would take from the other lane what they do not use.
+    the two ends of `tasks` runs side by side.  Each lane has its share of the cores to itself:
+    ranks that wait in MPI do not sleep, and would take from the other lane what they do not use.
     Prints each command and all it printed when it has ended, and what runs once a minute.
     scratch: an empty folder for outputs.  until_s: of time.monotonic(); what would begin later
     counts as timed out.  Leaving the loop early ends what still runs.
