@@ -63,6 +63,9 @@ class Resumption:
             except CheckpointError as error:
                 failure = str(error)
         raise_first_failure(self._comm, failure, base.meet("worker"))
+        if base.is_first:
+            how = "written" if options.wait else "begun"
+            get_logger().info("checkpoint %s in %s%s", how, directory, _at(progress))
         # Who goes on and who resumes from here does so from the same values.
         base.optimizer.look_anew()
 
@@ -90,7 +93,7 @@ class Resumption:
         self._agreed(restore)
         self.states.expect_threads(found.training_threads)
         if self.persistables.is_first:
-            get_logger().info("resumed from %s", path)
+            get_logger().info("resumed from %s%s", path, _at(found.progress))
             if found.notes:
                 get_logger().warning("resumed, but not bit for bit: %s", "; ".join(found.notes))
         return found.progress
@@ -166,3 +169,8 @@ class Resumption:
             found.training_threads = int(state.facts.get("training_threads") or 0)
         elif isinstance(provider, Progress):
             found.progress = state.facts["progress"]
+
+
+def _at(progress: Any) -> str:
+    """Where training stood, in a few words: "" where the script did not say."""
+    return "" if progress is None else f", at {json_text('progress', progress)[:200]}"

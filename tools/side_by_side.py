@@ -38,7 +38,7 @@ class Task:
 @dataclass
 class _Running:
     lane: int
-    cores: set[int]
+    lanes: int
     index: int
     task: Task
     output: Path
@@ -46,7 +46,7 @@ class _Running:
     began_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        with open(self.output, "wb") as file, _on(self.cores):
+        with open(self.output, "wb") as file, _on(cores_of(self.lane, self.lanes)):
             self.process = subprocess.Popen(
                 list(self.task.command),
                 env=dict(self.task.env),
@@ -97,8 +97,7 @@ def run_side_by_side(
                     failed.add(task.title)
                     continue
                 task = replace(task, limit_s=min(task.limit_s, left_s))
-                cores, output = cores_of(lane, lanes), scratch / f"output-{index}"
-                running.append(_Running(lane, cores, index, task, output))
+                running.append(_Running(lane, lanes, index, task, scratch / f"output-{index}"))
             for each in list(running):
                 if ended := each.ended():
                     running.remove(each)
@@ -107,8 +106,7 @@ def run_side_by_side(
                     yield each.index, ended
             if time.monotonic() - reported_s > REPORT_S:
                 reported_s = time.monotonic()
-                names = [f"{each.task.title} ({each.seconds:.0f} s)" for each in running]
-                print(f"\nrunning: {', '.join(names)}; {len(waiting)} to come", flush=True)
+                _report(running, len(waiting))
             time.sleep(_LOOK_S)
     finally:
         for each in running:
@@ -143,6 +141,11 @@ def _next(
         return None
     lane = min(set(range(lanes)) - {each.lane for each in running})
     return lane, waiting.pop(able[-(lane % 2)])
+
+
+def _report(running: Sequence[_Running], num_waiting: int) -> None:
+    names = [f"{each.task.title} ({each.seconds:.0f} s)" for each in running]
+    print(f"\nrunning: {', '.join(names)}; {num_waiting} to come", flush=True)
 
 
 def _show(task: Task, ended: Ended) -> None:

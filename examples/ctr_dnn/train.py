@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fleet.init_worker()
     at = fleet.resume(args.checkpoint) if args.checkpoint is not None else None
     begin, skip = (at["epoch"], at["batch"]) if at else (0, 0)
+    if begin >= args.epochs and fleet.is_first_worker():
+        print(f"nothing left to train: all {args.epochs} epochs are in {args.checkpoint}")
 
     share = Share(fleet.worker_index(), fleet.worker_num())
     clicks = open_clicks(args.data, data_dir(args), args.seed)
