@@ -95,7 +95,7 @@ def _launch_parts(venvs: Path, mpi: str) -> Iterator[Part]:
     env = {"MPIFLEET_KILL_RUNS": KILL_RUNS[mpi]}
     for which in LAUNCH[mpi]:
         name = "launch: ends" if which is ENDS else "launch: others"
-        yield Part("launch", name, mpi, _pytest(python, *which), 900, env=env)
+        yield Part("launch", name, mpi, _pytest(python, *which), 1200, env=env)
 
 
 def mpi_part(venvs: Path, mpi: str, ranks: int) -> Part:
