@@ -127,7 +127,12 @@ class Progress:
         self.value = {} if value is None else value
 
     def state(self) -> State:
-        """See StateProvider."""
+        """See StateProvider. Raises CheckpointError for keys that JSON would make text of."""
+        if other := _other_key(self.value):
+            raise CheckpointError(
+                f"progress is not JSON-able: a dict in it has the key {other[0]!r}, which would "
+                "come back as text; use text"
+            )
         return State({"progress": self.value})
 
     def check(self, state: State) -> None:
@@ -138,6 +143,15 @@ class Progress:
     def restore(self, state: State) -> None:
         """See StateProvider."""
         self.value = state.facts["progress"]
+
+
+def _other_key(value: Any) -> list[Any]:
+    """The first key in a JSON-able value that is no text, alone in a list; else nothing."""
+    if isinstance(value, dict):
+        return [key for key in value if not isinstance(key, str)][:1] or _other_key([*value.values()])
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(_other_key, value)), [])
+    return []
 
 
 class Registered:
