@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpifleet.errors import CheckpointError, ConfigError
-from mpifleet.local_state import to_arrays
+from mpifleet.local_state import holds, to_arrays
 from mpifleet.log import get_logger
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.random_states import RandomStates
@@ -78,6 +78,10 @@ class Buffers:
             if saved is None or saved.shape != ours:
                 found = "missing" if saved is None else f"{saved.shape}"
                 raise CheckpointError(f"buffer {name!r} is {found} in the file, {ours} here")
+            if not holds(tensor, saved.dtype):
+                raise CheckpointError(
+                    f"buffer {name!r} is {saved.dtype} in the file, {tensor.dtype} here"
+                )
 
     def restore(self, state: State) -> None:
         """See StateProvider."""
