@@ -43,6 +43,8 @@ class ParamGroups:
             raise CheckpointError(
                 f"the checkpoint has {count} param groups, the optimizer has {len(ours)}"
             )
+        if not all(isinstance(group, dict) for group in saved):
+            raise CheckpointError("state 'param_groups' is damaged: not every group is a dict")
 
     def restore(self, state: State) -> None:
         """See StateProvider. A tensor, as a rate may be, stays the same object."""
@@ -108,6 +110,11 @@ class Execution:
 
     def check(self, state: State) -> None:
         """See StateProvider."""
+        threads = state.facts.get("training_threads") or 0
+        if not isinstance(threads, int):
+            raise CheckpointError(
+                f"state 'execution' is damaged: training_threads {threads!r} is no whole number"
+            )
 
     def restore(self, state: State) -> None:
         """See StateProvider."""
@@ -152,7 +159,9 @@ class Progress:
 def _other_key(value: Any) -> list[Any]:
     """The first key in a JSON-able value that is no text, alone in a list; else nothing."""
     if isinstance(value, dict):
-        return [key for key in value if not isinstance(key, str)][:1] or _other_key([*value.values()])
+        return [key for key in value if not isinstance(key, str)][:1] or _other_key(
+            [*value.values()]
+        )
     if isinstance(value, (list, tuple)):
         return next(filter(None, map(_other_key, value)), [])
     return []

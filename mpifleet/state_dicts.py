@@ -52,7 +52,7 @@ def from_state(owner: str, state: State) -> Any:
     """The inverse of `to_state`. Raises CheckpointError where the state is not of that form."""
     try:
         return _decode(state.facts["value"], state.arrays)
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise CheckpointError(f"{owner} is damaged: {type(cause).__name__}: {cause}") from cause
 
 

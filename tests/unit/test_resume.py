@@ -1,6 +1,7 @@
 """Training that is saved, ended and resumed equals training that was never interrupted."""
 
 import enum
+import functools
 import logging
 import random
 from collections import Counter
@@ -232,7 +233,9 @@ def test_progress_must_be_json(tmp_path):
 
 @pytest.mark.parametrize("progress", [{1: 2}, {"done": [{"a": ({None: 0},)}]}])
 def test_progress_comes_back_with_its_keys_or_is_refused(tmp_path, progress):
-    with pytest.raises(CheckpointError, match="has the key (1|None), which would come back as text"):
+    with pytest.raises(
+        CheckpointError, match=r"has the key (1|None), which would come back as text"
+    ):
         Run().save(tmp_path, progress)
     assert not list(tmp_path.iterdir())
 
@@ -240,7 +243,7 @@ def test_progress_comes_back_with_its_keys_or_is_refused(tmp_path, progress):
 def test_a_state_that_holds_itself_is_refused():
     loop = []
     loop.append(loop)
-    with pytest.raises(CheckpointError, match="it: .*holds itself"):
+    with pytest.raises(CheckpointError, match=r"it: .*holds itself"):
         to_state("it: ", loop)
 
 
@@ -385,3 +388,26 @@ def test_a_state_that_is_not_taken_is_named(tmp_path):
     run.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"state 'metric' was not taken: KeyError"):
         other.resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "words"),
+    [
+        ("param_groups", {"value": [3, {}]}, "not every group is a dict"),
+        ("execution", {"mode": "sync", "training_threads": "many"}, "'many' is no whole number"),
+        (
+            "schedule",
+            {"value": functools.reduce(lambda x, _: [x], range(2000), 0)},
+            "RecursionError",
+        ),
+    ],
+    ids=["groups", "threads", "deep"],
+)
+def test_a_state_that_makes_no_sense_is_named_before_anything_changes(name, facts, words):
+    run = Run()
+    before = run.digest()
+    providers = run.states.providers(run.model, run.optimizer, "sync", None)
+    provider = next(each for each in providers if each.name == name)
+    with pytest.raises(CheckpointError, match=rf"state '{name}' is damaged: .*{words}"):
+        provider.check(State(facts))
+    assert run.digest() == before
