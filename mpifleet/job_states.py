@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpifleet.errors import CheckpointError, ConfigError
-from mpifleet.local_state import to_arrays
+from mpifleet.local_state import holds, to_arrays
 from mpifleet.log import get_logger
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.random_states import RandomStates
@@ -43,6 +43,8 @@ class ParamGroups:
             raise CheckpointError(
                 f"the checkpoint has {count} param groups, the optimizer has {len(ours)}"
             )
+        if not all(isinstance(group, dict) for group in saved):
+            raise CheckpointError("state 'param_groups' is damaged: not every group is a dict")
 
     def restore(self, state: State) -> None:
         """See StateProvider. A tensor, as a rate may be, stays the same object."""
@@ -78,6 +80,10 @@ class Buffers:
             if saved is None or saved.shape != ours:
                 found = "missing" if saved is None else f"{saved.shape}"
                 raise CheckpointError(f"buffer {name!r} is {found} in the file, {ours} here")
+            if not holds(tensor, saved.dtype):
+                raise CheckpointError(
+                    f"buffer {name!r} is {saved.dtype} in the file, {tensor.dtype} here"
+                )
 
     def restore(self, state: State) -> None:
         """See StateProvider."""
@@ -104,6 +110,11 @@ class Execution:
 
     def check(self, state: State) -> None:
         """See StateProvider."""
+        threads = state.facts.get("training_threads") or 0
+        if not isinstance(threads, int):
+            raise CheckpointError(
+                f"state 'execution' is damaged: training_threads {threads!r} is no whole number"
+            )
 
     def restore(self, state: State) -> None:
         """See StateProvider."""
@@ -127,7 +138,12 @@ class Progress:
         self.value = {} if value is None else value
 
     def state(self) -> State:
-        """See StateProvider."""
+        """See StateProvider. Raises CheckpointError for keys that JSON would make text of."""
+        if other := _other_key(self.value):
+            raise CheckpointError(
+                f"progress is not JSON-able: a dict in it has the key {other[0]!r}, which would "
+                "come back as text; use text"
+            )
         return State({"progress": self.value})
 
     def check(self, state: State) -> None:
@@ -138,6 +154,17 @@ class Progress:
     def restore(self, state: State) -> None:
         """See StateProvider."""
         self.value = state.facts["progress"]
+
+
+def _other_key(value: Any) -> list[Any]:
+    """The first key in a JSON-able value that is no text, alone in a list; else nothing."""
+    if isinstance(value, dict):
+        return [key for key in value if not isinstance(key, str)][:1] or _other_key(
+            [*value.values()]
+        )
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(_other_key, value)), [])
+    return []
 
 
 class Registered:

@@ -20,6 +20,8 @@ from mpifleet.ps.fit import extra_entry, misfit_entry, missing_entry
 from mpifleet.ps.load_report import LoadedEntry, LoadReport
 from mpifleet.window import MAX_COUNT
 
+_HALVES = (torch.bfloat16, torch.float16)
+
 
 def local_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, everything: bool = False
@@ -72,7 +74,7 @@ def to_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
                 f"{name!r} is {values.dtype}, which a checkpoint cannot hold; register it as a "
                 "buffer with persistent=False"
             )
-        if values.dtype in (torch.bfloat16, torch.float16):
+        if values.dtype in _HALVES:
             values = values.float()
         arrays[name] = values.numpy()
     return arrays
@@ -84,13 +86,14 @@ def read_arrays(
     """The values of the tensors in a checkpoint that was checked; the tensors stay as they are.
 
     Returns those that fit, by name, and what became of each tensor and of each buffer of the file.
-    Raises CheckpointError naming the first that is missing or of another shape, where strict.
+    Raises CheckpointError naming the first that is missing, of another shape, or of a dtype whose
+    values the tensor does not hold, where strict.
     """
     arrays, entries = {}, []
     with open_checkpoint(path, checked=True) as checkpoint:
         path = checkpoint.path
         for name, tensor in tensors.items():
-            entries.append(_entry(checkpoint, name, tuple(tensor.shape)))
+            entries.append(_entry(checkpoint, name, tensor))
             if entries[-1].is_taken:
                 arrays[name] = checkpoint.buffer_block(name)
         extra = [name for name in checkpoint.buffer_names if name not in tensors]
@@ -101,13 +104,29 @@ def read_arrays(
     return arrays, entries
 
 
-def _entry(checkpoint: Checkpoint, name: str, ours: tuple[int, ...]) -> LoadedEntry:
+def _entry(checkpoint: Checkpoint, name: str, tensor: Tensor) -> LoadedEntry:
     if name not in checkpoint.buffer_names:
         return missing_entry("buffer", name, checkpoint.path)
-    theirs, _ = checkpoint.buffer_shape(name)
-    if theirs != ours:
-        return misfit_entry("buffer", name, theirs, ours, checkpoint.path)
+    shape, dtype = checkpoint.buffer_shape(name)
+    ours = tuple(tensor.shape)
+    if shape != ours:
+        return misfit_entry("buffer", name, shape, ours, checkpoint.path)
+    if not holds(tensor, dtype):
+        return misfit_entry("buffer", name, dtype, _name_of(tensor), checkpoint.path)
     return LoadedEntry("buffer", name, "taken")
+
+
+def holds(tensor: Tensor, saved: str | np.dtype) -> bool:
+    """Whether the tensor takes all values of this dtype as they are; see `to_arrays`."""
+    ours = "float32" if tensor.dtype in _HALVES else _name_of(tensor)
+    try:
+        return bool(np.can_cast(np.dtype(saved), np.dtype(ours), "safe"))
+    except TypeError:  # numpy has none of that name
+        return False
+
+
+def _name_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def set_tensors(tensors: dict[str, Tensor], arrays: dict[str, np.ndarray]) -> None:

@@ -4,7 +4,7 @@ None, booleans, integers, text, lists and dicts of text stand in the facts as th
 a dict of one key that begins with "$", which says what it is:
 
     {"$float": "nan"}                 nan, inf or -inf, which JSON lacks
-    {"$tuple": [...]}, {"$set": [...]}
+    {"$tuple": [...]}, {"$set": [...]}, {"$frozenset": [...]}
     {"$dict": [[key, value], ...]}    keys other than text, or text that begins with "$"
     {"$counter": [[key, value], ...]} collections.Counter
     {"$array": name}                  numpy, the array of this name
@@ -25,6 +25,8 @@ import torch
 from mpifleet.errors import CheckpointError
 from mpifleet.states import State
 
+MAX_INT_BITS = 8192
+"""Python makes no text of integers that are much longer, and reads none."""
 _HALVES = (torch.bfloat16, torch.float16)
 _VALID = (
     "None, booleans, numbers, text, lists, tuples, sets, dicts, torch tensors and numpy arrays of "
@@ -38,14 +40,19 @@ def to_state(owner: str, value: Any) -> State:
     owner: how errors call it.  Raises CheckpointError naming the first value that does not fit.
     """
     writer = _Writer(owner)
-    return State({"value": writer.encode(value, "")}, writer.arrays)
+    try:
+        return State({"value": writer.encode(value, "")}, writer.arrays)
+    except RecursionError as cause:
+        raise CheckpointError(
+            f"{owner}it is nested too deeply, or holds itself, which a checkpoint cannot hold"
+        ) from cause
 
 
 def from_state(owner: str, state: State) -> Any:
     """The inverse of `to_state`. Raises CheckpointError where the state is not of that form."""
     try:
         return _decode(state.facts["value"], state.arrays)
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise CheckpointError(f"{owner} is damaged: {type(cause).__name__}: {cause}") from cause
 
 
@@ -56,7 +63,9 @@ class _Writer:
 
     def encode(self, value: Any, where: str) -> Any:
         """One value; where: the way to it, as Python would write it."""
-        if value is None or isinstance(value, bool) or type(value) is int:
+        if value is None or isinstance(value, bool):
+            return value
+        if type(value) is int and value.bit_length() <= MAX_INT_BITS:
             return value
         if isinstance(value, str):
             return str.__str__(value)  # str() of a member of an enumeration is not its text
@@ -70,8 +79,12 @@ class _Writer:
             items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
             if isinstance(value, list):
                 return items
-            return {"$tuple" if isinstance(value, tuple) else "$set": items}
+            # Members of sets, and keys, are found again only as what can be hashed.
+            kinds = ((tuple, "$tuple"), (frozenset, "$frozenset"), (set, "$set"))
+            return {next(tag for kind, tag in kinds if isinstance(value, kind)): items}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if type(value) is int:
+            kind = f"number of {value.bit_length():,} bits"
         raise CheckpointError(
             f"{self._owner}{where} is a {kind}, which a checkpoint does not hold; use {_VALID}"
         )
@@ -94,8 +107,10 @@ class _Writer:
         name = where or "value"
         if isinstance(value, torch.Tensor):
             fact = {"$tensor": name, "dtype": str(value.dtype).removeprefix("torch.")}
-            if value.is_complex() or value.is_quantized or value.layout is not torch.strided:
-                raise self._not_numbers(where, f"{value.dtype} tensor, {value.layout}")
+            is_strided = value.layout is torch.strided and not value.is_meta
+            if value.is_complex() or value.is_quantized or not is_strided:
+                kind = f"{value.dtype} tensor, {value.layout}, on {value.device}"
+                raise self._not_numbers(where, kind)
             plain = value.detach().cpu()
             try:
                 array = (plain.float() if plain.dtype in _HALVES else plain).numpy()
@@ -103,6 +118,8 @@ class _Writer:
                 raise self._not_numbers(where, f"{value.dtype} tensor") from cause
         else:
             fact = {"$scalar" if isinstance(value, np.generic) else "$array": name}
+            if isinstance(value, np.ma.MaskedArray):
+                raise self._not_numbers(where, "numpy masked array")
             array = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise self._not_numbers(where, f"numpy {array.dtype}")
@@ -134,6 +151,8 @@ def _decode_tagged(tag: str, fact: dict[str, Any], arrays: Mapping[str, np.ndarr
         return tuple(_decode(item, arrays) for item in content)
     if tag == "$set":
         return {_decode(item, arrays) for item in content}
+    if tag == "$frozenset":
+        return frozenset(_decode(item, arrays) for item in content)
     if tag in ("$dict", "$counter"):
         pairs = {_decode(key, arrays): _decode(item, arrays) for key, item in content}
         return Counter(pairs) if tag == "$counter" else pairs

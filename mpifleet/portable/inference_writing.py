@@ -83,10 +83,10 @@ def _picked(table: TableSource, keys: Keys) -> tuple[str, np.ndarray | None]:
         if table.name not in keys:
             return ALL, None
         return GIVEN, _checked_keys(table, keys[table.name])
+    if not isinstance(keys, str) or keys not in (ALL, TRAINED):
+        raise ConfigError(f"keys={keys!r}; use {ALL!r}, {TRAINED!r}, or keys by table name")
     if keys == ALL:
         return ALL, None
-    if keys != TRAINED:
-        raise ConfigError(f"keys={keys!r}; use {ALL!r}, {TRAINED!r}, or keys by table name")
     if table.first is None:
         raise ConfigError(f"keys={TRAINED!r}: table {table.name!r} does not say how its rows began")
     none = np.empty(0, np.int64)
@@ -102,7 +102,12 @@ def _changed(table: TableSource, keys: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 
 def _checked_keys(table: TableSource, keys: Any) -> np.ndarray:
-    found = np.asarray(keys).reshape(-1)
+    try:
+        found = np.asarray(keys).reshape(-1)
+    except (ValueError, TypeError) as cause:  # lists of several lengths; tensors of a GPU
+        raise ConfigError(
+            f"keys of table {table.name!r} are no array of integers: {cause}"
+        ) from cause
     if found.size and found.dtype.kind not in "iu":
         raise ConfigError(f"keys of table {table.name!r} are {found.dtype}; use integers")
     distinct = np.unique(found)

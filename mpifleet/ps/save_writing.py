@@ -115,7 +115,14 @@ class Writing:
         return False
 
     def _behind(self, work: Callable[[], None]) -> None:
-        self._work = threading.Thread(target=work, name="checkpoint", daemon=True)
+        def noted() -> None:
+            # Whatever it is: a thread that ends without a word would pass for a save that is done.
+            try:
+                work()
+            except Exception as error:
+                self.failure = f"cannot write a checkpoint into {self._directory}: {error!r}"
+
+        self._work = threading.Thread(target=noted, name="checkpoint", daemon=True)
         self._work.start()
 
     def _descriptor(self) -> AbstractContextManager[int]:

@@ -326,3 +326,24 @@ def test_a_chain_does_not_grow_for_ever(tmp_path, monkeypatch):
 def test_modes_have_names(tmp_path, mode, words):
     with pytest.raises(ConfigError, match=words):
         save_persistables(tmp_path, mode=mode)
+
+
+@pytest.mark.parametrize("name", ["write_parts", "link_to"])
+def test_no_failure_of_the_thread_behind_training_passes_for_a_save(tmp_path, monkeypatch, name):
+    job = Job()
+    job.face.save(tmp_path, BASE)
+    before = job.full(tmp_path / "before")
+    job.step([1], [1])
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(save_writing, name, fail)
+        job.face.save(tmp_path, behind(DELTA))
+        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint.*no room"):
+            job.face.save(tmp_path, DELTA)
+    if name == "write_parts":
+        assert held(tmp_path) == before
+    job.face.save(tmp_path, DELTA)
+    assert held(tmp_path) == job.full(tmp_path / "after")

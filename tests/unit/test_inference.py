@@ -163,8 +163,10 @@ def test_a_model_with_untied_parameters_is_filled(job, tmp_path):
 def test_keys_that_cannot_be_are_refused(job, tmp_path):
     for keys, error, message in (
         ("few", ConfigError, "keys='few'; use 'all', 'trained', or keys by table name"),
+        (np.arange(2), ConfigError, r"keys=array\(\[0, 1\]\); use 'all', 'trained', or keys"),
         ({"three": [1]}, ConfigError, "table 'three': the model has no such table; it has 'öne'"),
         ({"two": [0.5]}, ConfigError, "keys of table 'two' are float64; use integers"),
+        ({"two": [[1], [1, 2]]}, ConfigError, "keys of table 'two' are no array of integers: "),
         ({"two": [3, ROWS]}, KeyRangeError, r"key 40 is outside \[0, 40\)"),
         ({"two": [-1, 3]}, KeyRangeError, r"key -1 is outside \[0, 40\)"),
     ):

@@ -322,3 +322,32 @@ def test_fleets_calls(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "table=3; use a SparseEmbedding or the name it was made with\n"
     assert "1 of 3 entries taken\n  missing: parameter '1.weight'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("saved", "ours", "fits"),
+    [
+        (torch.float64, torch.float32, False),
+        (torch.float32, torch.int32, False),
+        (torch.float32, torch.bool, False),
+        (torch.int64, torch.float16, False),
+        (torch.float32, torch.float64, True),
+        (torch.bool, torch.int64, True),
+        (torch.bfloat16, torch.bfloat16, True),
+    ],
+)
+def test_a_buffer_is_never_squeezed_into_another_dtype(tmp_path, saved, ours, fits):
+    job, other = Job(), Job(seed=1)
+    job.model.register_buffer("b", torch.tensor([1.5, 0.0]).to(saved))
+    other.model.register_buffer("b", torch.tensor([7.0, 8.0]).to(ours))
+    job.face.save(tmp_path)
+    if fits:
+        assert other.face.load(tmp_path).is_whole
+        assert torch.equal(other.model.b, job.model.b.to(ours))
+        return
+    before = other.model.b.clone()
+    with pytest.raises(CheckpointError, match=rf"buffer 'b' is {str(saved)[6:]} in the file, "):
+        other.face.load(tmp_path)
+    report = other.face.load(tmp_path, FITTING)
+    assert report.names("misfit", kind="buffer") == ["b"]
+    assert torch.equal(other.model.b, before)

@@ -1,6 +1,7 @@
 """Training that is saved, ended and resumed equals training that was never interrupted."""
 
 import enum
+import functools
 import logging
 import random
 from collections import Counter
@@ -209,8 +210,11 @@ def test_other_param_groups_are_refused(tmp_path):
         ({"o": np.array([None])}, r"\['o'\] is a numpy object"),
         ({"b": b"bytes"}, r"\['b'\] is a builtins.bytes"),
         ({object: 1}, r"is a builtins.type"),
+        ({"n": torch.empty(1, device="meta")}, r"\['n'\] is a torch.float32 tensor, .* on meta"),
+        ({"i": 1 << 8192}, r"\['i'\] is a number of 8,193 bits"),
+        ({"m": np.ma.array([1, 2], mask=[0, 1])}, r"\['m'\] is a numpy masked array"),
     ],
-    ids=["function", "complex", "float8", "object", "bytes", "key"],
+    ids=["function", "complex", "float8", "object", "bytes", "key", "meta", "long", "masked"],
 )
 def test_what_cannot_be_represented_is_refused_by_name(tmp_path, value, words):
     run = Run()
@@ -225,6 +229,22 @@ def test_what_cannot_be_represented_is_refused_by_name(tmp_path, value, words):
 def test_progress_must_be_json(tmp_path):
     with pytest.raises(CheckpointError, match="progress is not JSON-able"):
         Run().save(tmp_path, {"epoch": object()})
+
+
+@pytest.mark.parametrize("progress", [{1: 2}, {"done": [{"a": ({None: 0},)}]}])
+def test_progress_comes_back_with_its_keys_or_is_refused(tmp_path, progress):
+    with pytest.raises(
+        CheckpointError, match=r"has the key (1|None), which would come back as text"
+    ):
+        Run().save(tmp_path, progress)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_holds_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(CheckpointError, match=r"it: .*holds itself"):
+        to_state("it: ", loop)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +284,7 @@ VALUE = {
     "keys": {1: "a", "$tensor": "b", (1, 2): None},
     "counter": Counter([3, 3, 5]),
     "set": {1, 2},
+    "frozen": [frozenset({1}), {frozenset({1, 2})}, {frozenset({3}): (frozenset(),)}],
     "numpy": [np.float64(0.1), np.arange(6, dtype=np.int8).reshape(2, 3), np.array(True)],
     "tensors": [
         torch.tensor(7),
@@ -367,3 +388,26 @@ def test_a_state_that_is_not_taken_is_named(tmp_path):
     run.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"state 'metric' was not taken: KeyError"):
         other.resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "words"),
+    [
+        ("param_groups", {"value": [3, {}]}, "not every group is a dict"),
+        ("execution", {"mode": "sync", "training_threads": "many"}, "'many' is no whole number"),
+        (
+            "schedule",
+            {"value": functools.reduce(lambda x, _: [x], range(2000), 0)},
+            "RecursionError",
+        ),
+    ],
+    ids=["groups", "threads", "deep"],
+)
+def test_a_state_that_makes_no_sense_is_named_before_anything_changes(name, facts, words):
+    run = Run()
+    before = run.digest()
+    providers = run.states.providers(run.model, run.optimizer, "sync", None)
+    provider = next(each for each in providers if each.name == name)
+    with pytest.raises(CheckpointError, match=rf"state '{name}' is damaged: .*{words}"):
+        provider.check(State(facts))
+    assert run.digest() == before
