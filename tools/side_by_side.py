@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import subprocess
 import sys
@@ -38,7 +36,6 @@ class Task:
 @dataclass
 class _Running:
     lane: int
-    lanes: int
     index: int
     task: Task
     output: Path
@@ -46,7 +43,7 @@ class _Running:
     began_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        with open(self.output, "wb") as file, _on(cores_of(self.lane, self.lanes)):
+        with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
                 list(self.task.command),
                 env=dict(self.task.env),
@@ -77,8 +74,7 @@ def run_side_by_side(
     """Runs the tasks, `lanes` at a time; yields (index, how it ended) as each one ends.
 
     Every other lane takes the first task that may begin, the rest the last: what a caller puts at
-    the two ends of `tasks` runs side by side.  Each lane has its share of the cores to itself:
-    ranks that wait in MPI do not sleep, and would take from the other lane what they do not use.
+    the two ends of `tasks` runs side by side.
     Prints each command and all it printed when it has ended, and what runs once a minute.
     scratch: an empty folder for outputs.  until_s: of time.monotonic(); what would begin later
     counts as timed out.  Leaving the loop early ends what still runs.
@@ -97,7 +93,7 @@ def run_side_by_side(
                     failed.add(task.title)
                     continue
                 task = replace(task, limit_s=min(task.limit_s, left_s))
-                running.append(_Running(lane, lanes, index, task, scratch / f"output-{index}"))
+                running.append(_Running(lane, index, task, scratch / f"output-{index}"))
             for each in list(running):
                 if ended := each.ended():
                     running.remove(each)
@@ -111,24 +107,6 @@ def run_side_by_side(
     finally:
         for each in running:
             end_group(each.process)
-
-
-def cores_of(lane: int, lanes: int) -> set[int]:
-    """The lane's share of the cores that this process may use; all where there is not one each."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // lanes
-    return set(cores[lane * share : (lane + 1) * share] if share else cores)
-
-
-@contextlib.contextmanager
-def _on(cores: set[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _next(

@@ -244,20 +244,6 @@ class TestSideBySide:
         ended = dict(side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60))
         assert [ended[i].status for i in range(5)] == [0, 3, 0, side_by_side.NOT_BEGUN, 0]
 
-    def test_each_lane_has_its_share_of_the_cores(self, monkeypatch):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5, 7, 9})
-        assert [side_by_side.cores_of(lane, 2) for lane in (0, 1)] == [{0, 2}, {5, 7}]
-        assert side_by_side.cores_of(2, 6) == {0, 2, 5, 7, 9}
-
-    def test_a_task_is_held_to_its_lanes_cores(self, tmp_path):
-        show = "import os; print(sorted(os.sched_getaffinity(0)))"
-        tasks = self.tasks(show, show)
-        before = os.sched_getaffinity(0)
-        ended = side_by_side.run_side_by_side(tasks, 2, tmp_path, time.monotonic() + 60)
-        shown = {json.dumps(sorted(side_by_side.cores_of(lane, 2))) for lane in (0, 1)}
-        assert {how.output.strip() for _, how in ended} == shown
-        assert os.sched_getaffinity(0) == before
-
     def test_a_task_past_its_limit_is_ended_and_the_others_go_on(self, tmp_path):
         tasks = self.tasks("import time; time.sleep(50)", limit_s=0.5) + self.tasks("print(1)")
         ended = dict(side_by_side.run_side_by_side(tasks, 1, tmp_path, time.monotonic() + 60))
