@@ -44,7 +44,7 @@ def export(session: Session, target: Path, write: Write) -> None:
     at the end how much is written. Raises what `write` does, on worker 0.
     """
     session.flush()
-    if session.roles is not None and session.roles.index != 0:
+    if not session.persistables().is_first:
         return
     session.connected().apply_delivered()
     source = job_source(session)
@@ -131,9 +131,8 @@ def bring_in(session: Session, file: Path, change: Change) -> Any:
     all ranks see: the job as it is, then the same with the changes, which all servers load.  Disk:
     twice the job's state, for a while.  Raises CheckpointError on every worker.
     """
-    persistables, roles = session.persistables(), session.roles
-    comm = roles.group if roles is not None else None
-    is_first = roles is None or roles.index == 0
+    persistables = session.persistables()
+    comm, is_first = persistables.comm, persistables.is_first
     private, failure, report = "", "", None
     session.flush()
     session.util.barrier()  # every worker's pushes are applied before worker 0 saves

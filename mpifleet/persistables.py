@@ -79,13 +79,13 @@ class Persistables:
         self.exchange.settle_saves()
         tensors = self._tensors() if options.table is None else {}
         path = self._checked(directory.absolute())
-        report = self._agreed(lambda: self._fit(path, options))
+        report = self.agreed(lambda: self._fit(path, options))
         saved: dict[str, np.ndarray] = {}
         if options.table is None:
-            saved, entries = self._agreed(lambda: read_arrays(path, tensors, options.strict))
+            saved, entries = self.agreed(lambda: read_arrays(path, tensors, options.strict))
             report = report.joined(entries)
-        self._agreed(lambda: prepare(path))
-        self._by_first(lambda: self.exchange.load(path, options))
+        self.agreed(lambda: prepare(path))
+        self.by_first(lambda: self.exchange.load(path, options))
         self.optimizer.look_anew()
         set_tensors(tensors, saved)
         if self.is_first and not options.strict:
@@ -96,32 +96,33 @@ class Persistables:
         """The file to load, whose digests are right. Collective over workers."""
 
         def check(path: Path) -> None:
-            self._by_first(lambda: self.exchange.check(path))
+            self.by_first(lambda: self.exchange.check(path))
 
-        found = newest_for_all(self._comm, directory, self._meeting)
-        return check_chain(self._comm, directory, found, check, self._meeting)
+        found = newest_for_all(self.comm, directory, self._meeting)
+        return check_chain(self.comm, directory, found, check, self._meeting)
 
     def _fit(self, path: Path, options: LoadOptions) -> LoadReport:
         """What the servers find, found here: from the same names alone."""
         with open_checkpoint(path, checked=True) as checkpoint:
             return fit(self.optimizer.specs, checkpoint, options.strict, options.table)
 
-    def _agreed(self, call: Callable[[], Result]) -> Result:
+    def agreed(self, call: Callable[[], Result]) -> Result:
         """What `call` gives; where one worker's fails, all raise its error. Collective."""
         result, failure = None, ""
         try:
             result = call()
         except CheckpointError as error:
             failure = str(error)
-        raise_first_failure(self._comm, failure, self._meeting())
+        raise_first_failure(self.comm, failure, self._meeting())
         return result  # type: ignore[return-value]  # None only where all raised
 
-    def _by_first(self, call: Callable[[], None]) -> None:
+    def by_first(self, call: Callable[[], None]) -> None:
         """Worker 0 calls; where that fails, all raise its error. Collective."""
-        self._agreed(call if self.is_first else lambda: None)
+        self.agreed(call if self.is_first else lambda: None)
 
     @property
-    def _comm(self) -> Any:
+    def comm(self) -> Any:
+        """The workers' communicator, None in a single process."""
         return self.roles.group if self.roles is not None else None
 
     @property

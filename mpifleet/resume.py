@@ -1,6 +1,5 @@
 """Everything that training needs to go on as if it had never stopped: saved, and brought back."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from mpifleet.job_states import Execution, JobStates, Progress
 from mpifleet.log import get_logger
 from mpifleet.mpi import bcast_json
 from mpifleet.persistables import Persistables
-from mpifleet.ps.agreement import first_failure, raise_first_failure
+from mpifleet.ps.agreement import first_failure
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.state_gathering import gather_states
 from mpifleet.states import State, StateProvider
@@ -50,19 +49,14 @@ class Resumption:
         except CheckpointError as error:
             failure = str(error)
         with base.meet("worker"):
-            failure = first_failure(self._comm, failure)
+            failure = first_failure(base.comm, failure)
             try:
-                gathered = [] if failure else gather_states(self._comm, own)
+                gathered = [] if failure else gather_states(base.comm, own)
             except CheckpointError as error:  # the same on every worker
                 failure = str(error)
         if failure:
             raise CheckpointError(failure)
-        if base.is_first:
-            try:
-                base.write(directory, options, gathered)
-            except CheckpointError as error:
-                failure = str(error)
-        raise_first_failure(self._comm, failure, base.meet("worker"))
+        base.by_first(lambda: base.write(directory, options, gathered))
         if base.is_first:
             how = "written" if options.wait else "begun"
             get_logger().info("checkpoint %s in %s%s", how, directory, _at(progress))
@@ -90,18 +84,13 @@ class Resumption:
                 provider.restore(state)
 
         self.persistables.load(path, prepare=look)
-        self._agreed(restore)
+        self.persistables.agreed(restore)
         self.states.expect_threads(found.training_threads)
         if self.persistables.is_first:
             get_logger().info("resumed from %s%s", path, _at(found.progress))
             if found.notes:
                 get_logger().warning("resumed, but not bit for bit: %s", "; ".join(found.notes))
         return found.progress
-
-    @property
-    def _comm(self) -> Any:
-        roles = self.persistables.roles
-        return roles.group if roles is not None else None
 
     def _providers(self, progress: Any = None) -> list[StateProvider]:
         base = self.persistables
@@ -115,20 +104,12 @@ class Resumption:
                 found = str(newest(directory)) if is_begun(directory) else None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
-        if self._comm is not None:
+        if self.persistables.comm is not None:
             with self.persistables.meet("worker"):
-                failure, found = bcast_json(self._comm, (failure, found))
+                failure, found = bcast_json(self.persistables.comm, (failure, found))
         if failure:
             raise CheckpointError(failure)
         return None if found is None else Path(found)
-
-    def _agreed(self, call: Callable[[], None]) -> None:
-        failure = ""
-        try:
-            call()
-        except CheckpointError as error:
-            failure = str(error)
-        raise_first_failure(self._comm, failure, self.persistables.meet("worker"))
 
     def _look_into(self, path: Path, found: _Found) -> None:
         """Read and check what this worker is to take. Raises CheckpointError."""

@@ -29,9 +29,10 @@ def gather_states(comm: Any, own: Named) -> list[SavedState]:
     if comm is None:
         return [SavedState(name, per_worker, [state]) for name, per_worker, state in own]
     _check_names(comm, [name for name, _, _ in own])
-    first: Digests = bcast_json(comm, [_digests(state) for _, _, state in own])
+    digests = [_digests(state) for _, _, state in own]
+    first: Digests = bcast_json(comm, digests)
     if comm.rank:
-        _send(comm, own, first)
+        _send(comm, own, digests, first)
         return []
     by_worker = [[state for _, _, state in own]]
     by_worker += [_receive(comm, worker, by_worker[0]) for worker in range(1, comm.size)]
@@ -60,12 +61,12 @@ def _digest(array: np.ndarray) -> str:
     return seen.hexdigest()
 
 
-def _send(comm: Any, own: Named, first: Digests) -> None:
+def _send(comm: Any, own: Named, digests: Digests, first: Digests) -> None:
     """Facts of all states, and the arrays whose digest is not worker 0's."""
     facts, differing = [], []
-    for (_, _, state), theirs in zip(own, first, strict=True):
+    for (_, _, state), ours, theirs in zip(own, digests, first, strict=True):
         arrays: dict[str, Any] = dict.fromkeys(state.arrays)
-        for name, digest in _digests(state).items():
+        for name, digest in ours.items():
             if digest != theirs.get(name):
                 arrays[name] = fact_of(state.arrays[name])
                 differing.append(state.arrays[name])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mpifleet.cli.vector_options import add_vector_options
+
 EXAMPLE = "mpifleet export checkpoint model.safetensors --to safetensors"
 FORMATS = ("inference", "safetensors", "state_dict", "word2vec-text", "word2vec-binary")
 
@@ -40,18 +42,8 @@ def add_parser(commands: Any) -> None:
         help='with --to inference: "trained" for the rows that training has changed, or T=FILE for '
         "the keys of table T in FILE, one a line; may be repeated (default: all rows)",
     )
-    _add_vector_options(parser)
+    add_vector_options(parser, "; only these rows are written (default: all, each under its key)")
     parser.set_defaults(call=call)
-
-
-def _add_vector_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", metavar="T", help="with word2vec: which table, if several")
-    parser.add_argument(
-        "--vocab",
-        metavar="FILE",
-        help="with word2vec: line k, from 0, begins with the word of key k; only these rows are "
-        "written (default: all, each under its key)",
-    )
 
 
 def call(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mpifleet.cli.vector_options import add_vector_options
+
 EXAMPLE = (
     "mpifleet import vectors.txt warm --like checkpoint --from word2vec-text --vocab words.txt"
 )
@@ -45,18 +47,8 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="with state_dict: allow names that only one side has, and list them",
     )
-    _add_vector_options(parser)
+    add_vector_options(parser, " (default: words are keys in decimal)")
     parser.set_defaults(call=call)
-
-
-def _add_vector_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", metavar="T", help="with word2vec: which table, if several")
-    parser.add_argument(
-        "--vocab",
-        metavar="FILE",
-        help="with word2vec: line k, from 0, begins with the word of key k (default: words are "
-        "keys in decimal)",
-    )
 
 
 def call(arguments: argparse.Namespace) -> int:

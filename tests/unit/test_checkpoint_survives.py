@@ -55,6 +55,7 @@ def run_script(body, *arguments, **options):
         from mpifleet.checkpoint import Keep, write_checkpoint
         from mpifleet.errors import CheckpointError
         from tests.unit.checkpoint_content import content, leftovers, value_in
+        from tests.unit.killed_writer import kill_after
     """
     code = textwrap.dedent(head) + textwrap.dedent(body)
     return subprocess.Popen(
@@ -75,19 +76,8 @@ def test_a_writer_killed_at_any_stage_leaves_a_whole_file(tmp_path):
             """
             from mpifleet.checkpoint import digests, directory
             digests.BLOCK_BYTES = 8192
-            calls, last = [0], int(sys.argv[2])
-            def counted(call):
-                def counting(*arguments, **options):
-                    calls[0] += 1
-                    if calls[0] > last:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*arguments, **options)
-                return counting
-            for owner, name in (
-                (os, "open"), (os, "pwrite"), (os, "fdatasync"), (os, "fsync"), (os, "replace"),
-                (os, "fchmod"), (os, "unlink"), (os, "preadv"), (os, "ftruncate"),
-            ):
-                setattr(owner, name, counted(getattr(owner, name)))
+            last = int(sys.argv[2])
+            kill_after(last)
             write_checkpoint(sys.argv[1], **content(2.0 + last))
             """,
             tmp_path,

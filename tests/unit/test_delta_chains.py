@@ -312,6 +312,7 @@ def test_a_writer_killed_at_any_stage_of_a_delta_leaves_a_chain_that_loads(tmp_p
         import torch
         torch.set_num_threads(1)
         from tests.unit.delta_jobs import BASE, DELTA, Job, files, held, path_of
+        from tests.unit.killed_writer import kill_after
         from mpifleet.checkpoint import newest
         chain = Path(sys.argv[1])
         job = Job()
@@ -320,17 +321,7 @@ def test_a_writer_killed_at_any_stage_of_a_delta_leaves_a_chain_that_loads(tmp_p
         job.face.save(chain, DELTA)
         before = held(chain)
         def save(last):
-            calls = [0]
-            def counted(call):
-                def counting(*arguments, **options):
-                    calls[0] += 1
-                    if calls[0] > last:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*arguments, **options)
-                return counting
-            for name in ("open", "pwrite", "fdatasync", "fsync", "replace", "fchmod", "unlink",
-                         "preadv", "ftruncate"):
-                setattr(os, name, counted(getattr(os, name)))
+            kill_after(last)
             job.face.save(chain, DELTA)
         job.step([2, 5])
         expected, killed = job.full(chain / "full"), 0
