@@ -73,9 +73,13 @@ class SparseEmbedding(nn.Module):
         self.weight.sparse_embedding = self  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is a table that is not connected yet, with gradients of its own.
+        # A copy is a table that is not connected yet, with gradients of its own; only rows that
+        # were loaded for inference are the copy's too.
         state = {name: value for name, value in vars(self).items() if name != "gradient"}
-        return {**state, "_exchange": None, "_expected": ExpectedLookUps(), "_table": -1}
+        state["_expected"] = ExpectedLookUps()
+        if not getattr(self._exchange, "is_for_copies", False):
+            state |= {"_exchange": None, "_table": -1}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

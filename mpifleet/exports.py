@@ -3,10 +3,9 @@
 Worker 0 pulls rows from the servers in pieces and writes them: no server takes part beyond that.
 """
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mpifleet.persistables import Persistables
 from mpifleet.portable.importing import Changes, write_changed
 from mpifleet.portable.sources import FirstValues, ModelSource, TableSource
 from mpifleet.portable.tensor_stream import TensorStream
+from mpifleet.private_directory import private_directory
 from mpifleet.ps.agreement import raise_first_failure
 from mpifleet.ps.spec import SparseSpec
 from mpifleet.session import Session
@@ -132,29 +132,25 @@ def bring_in(session: Session, file: Path, change: Change) -> Any:
     twice the job's state, for a while.  Raises CheckpointError on every worker.
     """
     persistables = session.persistables()
-    comm, is_first = persistables.comm, persistables.is_first
-    private, failure, report = "", "", None
     session.flush()
     session.util.barrier()  # every worker's pushes are applied before worker 0 saves
-    try:
-        if is_first:
+    with ExitStack() as stack:
+        private, report, failure = "", None, ""
+        if persistables.is_first:
             try:
                 if not file.is_file():  # said before the whole job's state is written
                     raise DataError(f"{file} cannot be read: there is no such file")
-                private = tempfile.mkdtemp(prefix=".import-", dir=file.parent)
-                report = _change(persistables, Path(private), change)
+                where = stack.enter_context(private_directory(file.parent, ".import-"))
+                private, report = str(where), _change(persistables, where, change)
             except FleetError as error:
                 failure = str(error)
             except OSError as error:
                 failure = f"cannot write a private checkpoint into {file.parent}: {error}"
-        raise_first_failure(comm, failure, session.meet("worker"))
-        if comm is not None:
+        raise_first_failure(persistables.comm, failure, session.meet("worker"))
+        if persistables.comm is not None:
             with session.meet("worker"):
-                private, report = bcast_json(comm, (private, report))
+                private, report = bcast_json(persistables.comm, (private, report))
         persistables.load(Path(private))
-    finally:
-        if private and is_first:
-            shutil.rmtree(private, ignore_errors=True)
     return report
 
 

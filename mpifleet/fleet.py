@@ -4,9 +4,7 @@ Every call works the same under mpirun, srun and mpifleet run, and in a single p
 `python train.py`, which is then the only worker and holds the tables itself.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +16,7 @@ from mpifleet.errors import ConfigError
 from mpifleet.launchenv import PREEMPTED
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import file_shard
+from mpifleet.paths import Named, path_of
 from mpifleet.preemption import preempted
 from mpifleet.pull_ahead import ahead
 from mpifleet.resuming import register_state, resume, save_checkpoint
@@ -208,13 +207,14 @@ def distributed_optimizer(
     return session.optimizer
 
 
-def init_server(dirname: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
+def init_server(dirname: Named | None = None, *, strict: bool = True) -> None:
     """Prepare a server; dirname: a checkpoint to start from, on every server the same.
 
     strict=False: take of it what fits; the rest begins as without it, and server 0 logs what.
     """
     if dirname is not None:
-        current().load_from, current().load_strict = Path(dirname).absolute(), strict
+        where = path_of("dirname", dirname).absolute()
+        current().load_from, current().load_strict = where, strict
 
 
 def run_server() -> None:

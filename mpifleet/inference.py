@@ -4,7 +4,6 @@ from mpifleet import inference
 model = inference.load("served", MyModel()).eval()
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,12 @@ from mpifleet.errors import CheckpointError, TableError
 from mpifleet.exchange import Exchange
 from mpifleet.model_names import tensors_of_model
 from mpifleet.partition import UniqueKeys, pieces
-from mpifleet.portable.inference_reading import StoredTable, open_inference
+from mpifleet.paths import Named, path_of
+from mpifleet.portable.inference_reading import (
+    StoredTable,
+    open_inference,
+    while_it_stands,
+)
 from mpifleet.portable.row_store import RowStore
 from mpifleet.portable.safetensors_file import SafetensorsFile
 from mpifleet.ps.seat import Seat
@@ -30,7 +34,7 @@ _BLOCK_ROWS = 1 << 16
 
 
 def load(
-    dirname: str | os.PathLike[str],
+    dirname: Named,
     model: nn.Module,
     *,
     unknown: str = "error",
@@ -49,23 +53,28 @@ def load(
     now.  Raises CheckpointError naming what is missing, superfluous, damaged, or of another shape
     or dtype; the model is then as it was.
     """
-    directory = open_inference(Path(dirname), verify)
-    stores = {name: t.store(unknown, mapped) for name, t in directory.tables.items()}
-    places = _places(model, directory.tables.values(), Path(dirname), unknown)
-    others = {path for table in places for path in _weights(table)}
-    _set_dense(model, directory.dense, others, directory.aliases)
-    for place in places:
-        place.fill(stores[place.table.name])
+    where = path_of("dirname", dirname)
+
+    def fill() -> None:
+        directory = open_inference(where, verify)
+        stores = {name: t.store(unknown, mapped) for name, t in directory.tables.items()}
+        places = _places(model, directory.tables.values(), where, unknown)
+        others = {path for table in places for path in _weights(table)}
+        _set_dense(model, directory.dense, others, directory.aliases)
+        for place in places:
+            place.fill(stores[place.table.name])
+
+    while_it_stands(where, fill)
     return model
 
 
-def load_dense_params(path: str | os.PathLike[str], model: nn.Module) -> Any:
+def load_dense_params(path: Named, model: nn.Module) -> Any:
     """Fill parameters and buffers of `model` from a safetensors file, and return the model.
 
     For what fleet.save_dense_params wrote. Rows of tables stay as they are. Raises CheckpointError
     naming what is missing, superfluous, or of another shape or dtype; DataError for a damaged file.
     """
-    _set_dense(model, SafetensorsFile(Path(path)), set(), {})
+    _set_dense(model, SafetensorsFile(path_of("path", path)), set(), {})
     return model
 
 
@@ -178,13 +187,22 @@ class _StoredRows:
     """The part of an Exchange that look-ups need, over stored rows."""
 
     num_servers = 1
+    is_for_copies = True
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
         self.seat = Seat.new(self.num_servers)
         self.clock: StepClock = _Still()
 
+    def __deepcopy__(self, _memo: object) -> "_StoredRows":
+        return _StoredRows(self._store)  # rows are read only: copies of a model share them
+
+    def __reduce__(self) -> Any:
+        return _StoredRows, (self._store,)
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # Python asks what protocols there are
         raise TableError(
             f"table {self._store.name!r} was loaded for inference: there is no {name}() for it"
         )

@@ -19,7 +19,10 @@ OWN_NAMES = ("param_groups", "buffers", "execution", "progress", "random")
 
 
 class ParamGroups:
-    """See StateProvider: rates and other hyper-parameters, as schedules have changed them."""
+    """See StateProvider: rates and other hyper-parameters, as schedules have changed them.
+
+    A group that is of another update rule here keeps its own.
+    """
 
     name = "param_groups"
     per_worker = False
@@ -28,12 +31,13 @@ class ParamGroups:
         self._optimizer = optimizer
 
     def state(self) -> State:
-        """All that the groups hold but their parameters."""
+        """All that the groups hold but their parameters, and the name of each one's rule."""
         groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.groups()
         ]
-        return to_state("param group ", groups)
+        values = to_state("param group ", groups)
+        return State({**values.facts, "rules": self._optimizer.rule_names}, values.arrays)
 
     def check(self, state: State) -> None:
         """See StateProvider."""
@@ -45,16 +49,42 @@ class ParamGroups:
             )
         if not all(isinstance(group, dict) for group in saved):
             raise CheckpointError("state 'param_groups' is damaged: not every group is a dict")
+        for number in self._of_our_rules(state):
+            try:
+                self._optimizer.hyper_of(number, {**ours[number], **saved[number]})
+            except (ConfigError, TypeError, IndexError) as cause:
+                raise CheckpointError(f"param group {number} cannot be taken: {cause}") from cause
 
     def restore(self, state: State) -> None:
         """See StateProvider. A tensor, as a rate may be, stays the same object."""
-        saved = from_state("state 'param_groups'", state)
-        for group, values in zip(self._optimizer.groups(), saved, strict=True):
-            for key, value in values.items():
+        saved, ours = from_state("state 'param_groups'", state), self._optimizer.groups()
+        for number in self._of_our_rules(state):
+            group = ours[number]
+            for key, value in saved[number].items():
                 if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
                     group[key].detach().copy_(value)
                 else:
                     group[key] = value
+
+    def differences(self, state: State) -> list[str]:
+        """Which groups keep their own values, in words."""
+        names, taken = self._optimizer.rule_names, self._of_our_rules(state)
+        return [
+            f"param group {number} was of rule {state.facts['rules'][number]}, now {name}: its "
+            "rates are the script's"
+            for number, name in enumerate(names)
+            if number not in taken
+        ]
+
+    def _of_our_rules(self, state: State) -> list[int]:
+        """The groups whose update rule has not changed."""
+        ours = self._optimizer.rule_names
+        theirs = state.facts.get("rules", ours)
+        if not isinstance(theirs, list) or len(theirs) != len(ours):
+            raise CheckpointError(
+                f"state 'param_groups' is damaged: rules {theirs!r:.100} for {len(ours)} groups"
+            )
+        return [number for number, name in enumerate(ours) if theirs[number] == name]
 
 
 class Buffers:

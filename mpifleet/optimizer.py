@@ -36,11 +36,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
         self._inner = optimizer
-        self._num_groups = len(optimizer.param_groups)
         self._exchange: Exchange | None = None
         self.model = model
         tables = ModelTables.of(optimizer, model)
         self.specs, self.embeddings = tables.specs, tables.embeddings
+        self._rules = [rule_of_group(optimizer, group) for group in optimizer.param_groups]
         self._dense_groups, self._sparse_groups = tables.dense_groups, tables.sparse_groups
         self._params = tables.params
         self.values = [np.zeros(spec.size, np.dtype(spec.dtype)) for spec in self.specs.dense]
@@ -59,25 +59,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def hypers(self) -> tuple[np.ndarray, np.ndarray]:
         """Hyper-parameters as they are now: float64 [dense tables, HYPER_SIZE], [sparse, ...]."""
         groups = self.groups()
-        if len(groups) != self._num_groups:
+        if len(groups) != len(self._rules):
             raise ConfigError(
-                f"the wrapped optimizer has {len(groups)} param groups, it had {self._num_groups} "
+                f"the wrapped optimizer has {len(groups)} param groups, it had {len(self._rules)} "
                 "when it was wrapped: add groups before fleet.distributed_optimizer(...)"
             )
-        dense = [
-            self._hyper(spec.rule, group)
-            for spec, group in zip(self.specs.dense, self._dense_groups, strict=True)
-        ]
-        sparse = [
-            self._hyper(table.rule, owner or 0)
-            for table, owner in zip(self.specs.sparse, self._sparse_groups, strict=True)
-        ]
+        # A frozen table's rule, which never runs, is the first group's.
+        dense = [self.hyper_of(number, groups[number]) for number in self._dense_groups]
+        sparse = [self.hyper_of(owner or 0, groups[owner or 0]) for owner in self._sparse_groups]
         none = np.zeros((0, HYPER_SIZE))
         return np.vstack([none, *dense]), np.vstack([none, *sparse])
 
-    def _hyper(self, rule: RuleSpec, number: int) -> np.ndarray:
-        group = self.param_groups[number]
-        now = rule_of_group(self._inner, group)
+    def hyper_of(self, number: int, group: Group) -> np.ndarray:
+        """The hyper-parameters of param group `number` if it held these values.
+
+        Raises ConfigError where they cannot be, or ask for another update rule.
+        """
+        rule, now = self._rules[number], rule_of_group(self._inner, group)
         # A schedule may take momentum to 0: the momentum rule does that too.
         at_rest = rule.name == "momentum" and now == RuleSpec("sgd", maximize=rule.maximize)
         if now != rule and not at_rest:
@@ -86,6 +84,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "cannot change after fleet.distributed_optimizer(...)"
             )
         return hyper_of_group(rule, group)
+
+    @property
+    def rule_names(self) -> list[str]:
+        """The update rule of each param group, as its tables were made for it."""
+        return [rule.name for rule in self._rules]
 
     # -- start ------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Persistables:
 
     def save(self, directory: Path, options: SaveOptions = DEFAULTS) -> None:
         """Write a checkpoint, on worker 0; other workers only see their own pushes applied."""
-        self._check_table(options.table)
+        self.check_table(options.table)
         self.exchange.flush()
         if self.is_first:
             self.write(directory, options)
@@ -74,7 +74,7 @@ class Persistables:
         it is checked, before anything changes.  Raises CheckpointError on every worker when one of
         them cannot: none waits for another.
         """
-        self._check_table(options.table)
+        self.check_table(options.table)
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
         self.exchange.settle_saves()
         tensors = self._tensors() if options.table is None else {}
@@ -130,7 +130,7 @@ class Persistables:
         """Whether this is worker 0."""
         return self.roles is None or self.roles.index == 0
 
-    def _check_table(self, table: str | None) -> None:
+    def check_table(self, table: str | None) -> None:
         """Raise ConfigError where the model has no table of this name."""
         names = [spec.name for spec in self.optimizer.specs.sparse]
         if table is not None and table not in names:

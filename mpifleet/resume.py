@@ -1,5 +1,6 @@
 """Everything that training needs to go on as if it had never stopped: saved, and brought back."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from mpifleet.checkpoint import is_begun, newest, open_checkpoint
 from mpifleet.checkpoint.layout import json_text
 from mpifleet.errors import CheckpointError
-from mpifleet.job_states import Execution, JobStates, Progress
+from mpifleet.job_states import Execution, JobStates, ParamGroups, Progress, Registered
 from mpifleet.log import get_logger
 from mpifleet.mpi import bcast_json
 from mpifleet.persistables import Persistables
@@ -25,6 +26,30 @@ class _Found:
     notes: list[str] = field(default_factory=list)
     progress: Any = None
     training_threads: int = 0
+
+
+@dataclass
+class _Tried:
+    """Objects of the script that took a state, which they may refuse, before anything else changed.
+
+    before: their own states, where they could tell them.
+    """
+
+    before: list[tuple[StateProvider, State]] = field(default_factory=list)
+
+    def try_out(self, taken: list[tuple[StateProvider, State]]) -> None:
+        """Raises CheckpointError where one does not take it."""
+        for provider, state in taken:
+            if isinstance(provider, Registered):
+                with suppress(CheckpointError):
+                    self.before.append((provider, provider.state()))
+                provider.restore(state)
+
+    def take_back(self) -> None:
+        """Have all as they were; one that does not take its own state either stays as it is."""
+        for provider, state in self.before:
+            with suppress(CheckpointError):
+                provider.restore(state)
 
 
 @dataclass(frozen=True)
@@ -74,16 +99,21 @@ class Resumption:
             if self.persistables.is_first:
                 get_logger().info("no checkpoint in %s yet: training begins", directory)
             return None
-        found = _Found()
+        found, tried = _Found(), _Tried()
 
-        def look(path: Path) -> None:
+        def prepare(path: Path) -> None:
             self._look_into(path, found)
+            tried.try_out(found.taken)
 
         def restore() -> None:
             for provider, state in found.taken:
                 provider.restore(state)
 
-        self.persistables.load(path, prepare=look)
+        try:
+            self.persistables.load(path, prepare=prepare)
+        except CheckpointError:
+            tried.take_back()
+            raise
         self.persistables.agreed(restore)
         self.states.expect_threads(found.training_threads)
         if self.persistables.is_first:
@@ -145,8 +175,9 @@ class Resumption:
 
     @staticmethod
     def _note(provider: StateProvider, state: State, found: _Found) -> None:
-        if isinstance(provider, Execution):
+        if isinstance(provider, (Execution, ParamGroups)):
             found.notes += provider.differences(state)
+        if isinstance(provider, Execution):
             found.training_threads = int(state.facts.get("training_threads") or 0)
         elif isinstance(provider, Progress):
             found.progress = state.facts["progress"]

@@ -1,17 +1,16 @@
 """Fleet's public calls by which training goes on where it stopped; see `mpifleet.fleet`."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 from mpifleet.checkpoint import Keep, gzip_level
 from mpifleet.current import current
+from mpifleet.paths import Named, path_of
 from mpifleet.ps.saving import SaveOptions
 from mpifleet.resume import Resumption
 
 
 def save_checkpoint(
-    dirname: str | os.PathLike[str],
+    dirname: Named,
     progress: Any = None,
     *,
     wait: bool = True,
@@ -32,10 +31,12 @@ def save_checkpoint(
     """
     keep, level = Keep(keep_last, keep_every), gzip_level(compression)
     options = SaveOptions(wait, refuse_busy, keep, level=level, driver=driver)
-    Resumption(current().persistables(), current().states).save(Path(dirname), progress, options)
+    Resumption(current().persistables(), current().states).save(
+        path_of("dirname", dirname), progress, options
+    )
 
 
-def resume(dirname: str | os.PathLike[str]) -> Any:
+def resume(dirname: Named) -> Any:
     """Bring back all that save_checkpoint wrote; gives this worker's progress.
 
     Collective over workers, after init_worker(). None where the directory has no checkpoint yet, so
@@ -44,7 +45,9 @@ def resume(dirname: str | os.PathLike[str]) -> Any:
     anew; that, another number of threads and another mode are told in one warning.  Raises
     CheckpointError on every worker for a file that does not fit, before anything has changed.
     """
-    return Resumption(current().persistables(), current().states).resume(Path(dirname))
+    return Resumption(current().persistables(), current().states).resume(
+        path_of("dirname", dirname)
+    )
 
 
 def register_state(name: str, thing: Any, *, per_worker: bool = False) -> None:

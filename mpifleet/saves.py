@@ -1,9 +1,7 @@
 """Fleet's public calls that save and load; `mpifleet.fleet` has them all."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from mpifleet.current import current
 from mpifleet.embedding import SparseEmbedding
 from mpifleet.errors import ConfigError
 from mpifleet.exports import bring_in, export
+from mpifleet.paths import Named, path_of
 from mpifleet.portable.importing import (
     Changes,
     Unmatched,
@@ -31,7 +30,7 @@ MODES = ("full", "base", "delta")
 
 
 def save_persistables(
-    dirname: str | os.PathLike[str],
+    dirname: Named,
     *,
     mode: str | int = "full",
     wait: bool = True,
@@ -57,7 +56,7 @@ def save_persistables(
     """
     keep, level = Keep(keep_last, keep_every), gzip_level(compression)
     options = SaveOptions(wait, refuse_busy, keep, None, _mode(mode), level, driver)
-    current().persistables().save(Path(dirname), options)
+    current().persistables().save(path_of("dirname", dirname), options)
 
 
 def _mode(mode: str | int) -> str:
@@ -72,7 +71,7 @@ def _mode(mode: str | int) -> str:
     raise ConfigError(f"mode={mode!r}; use {', '.join(map(repr, MODES))}{more}")
 
 
-def load_persistables(dirname: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
+def load_persistables(dirname: Named, *, strict: bool = True) -> LoadReport:
     """Replace parameters, tables and optimizer state by those of a checkpoint.
 
     Collective over workers. The number of servers may differ from the saving job's.  Returns what
@@ -80,12 +79,12 @@ def load_persistables(dirname: str | os.PathLike[str], *, strict: bool = True) -
     Raises CheckpointError, before anything is changed, when the file does not fit the model;
     strict=False takes what fits: the rest of the model stays as it is.
     """
-    return current().persistables().load(Path(dirname), LoadOptions(strict))
+    return current().persistables().load(path_of("dirname", dirname), LoadOptions(strict))
 
 
 def save_one_table(
     table: str | SparseEmbedding,
-    dirname: str | os.PathLike[str],
+    dirname: Named,
     *,
     wait: bool = True,
     refuse_busy: bool = False,
@@ -103,10 +102,10 @@ def save_one_table(
     keep, level = Keep(keep_last, keep_every), gzip_level(compression)
     table = _table_name(table)
     options = SaveOptions(wait, refuse_busy, keep, table, level=level, driver=driver)
-    current().persistables().save(Path(dirname), options)
+    current().persistables().save(path_of("dirname", dirname), options)
 
 
-def load_one_table(table: str | SparseEmbedding, dirname: str | os.PathLike[str]) -> LoadReport:
+def load_one_table(table: str | SparseEmbedding, dirname: Named) -> LoadReport:
     """Replace one sparse table and its optimizer state by a checkpoint's; the rest stays.
 
     dirname: where save_one_table or save_persistables wrote.  Collective over workers.  Returns
@@ -114,7 +113,7 @@ def load_one_table(table: str | SparseEmbedding, dirname: str | os.PathLike[str]
     have the table or has it with another shape or dtype, ConfigError where the model has not.
     """
     options = LoadOptions(table=_table_name(table))
-    return current().persistables().load(Path(dirname), options)
+    return current().persistables().load(path_of("dirname", dirname), options)
 
 
 def _table_name(table: str | SparseEmbedding) -> str:
@@ -128,9 +127,7 @@ def _table_name(table: str | SparseEmbedding) -> str:
     return table
 
 
-def save_inference_model(
-    dirname: str | os.PathLike[str], *, keys: str | Mapping[str, Any] = "all"
-) -> None:
+def save_inference_model(dirname: Named, *, keys: str | Mapping[str, Any] = "all") -> None:
     """Write parameters, buffers and rows, without optimizer state, for `mpifleet.inference.load`.
 
     Who may call, and what the others do, is as for save_persistables; where other workers train on
@@ -139,33 +136,33 @@ def save_inference_model(
     of tables that are not named.  Memory on worker 0: 16 MiB and the keys.
     Raises ConfigError for keys that cannot be, CheckpointError; the earlier model then stays.
     """
-    where = Path(dirname)
+    where = path_of("dirname", dirname)
     export(current(), where, lambda source, told: write_inference(where, source, keys, told))
 
 
-def save_dense_params(path: str | os.PathLike[str]) -> None:
+def save_dense_params(path: Named) -> None:
     """Write parameters and buffers, but no table, as one .safetensors (or .pt, .pth) file.
 
     Called as save_persistables is. Raises ConfigError for another suffix, CheckpointError.
     """
-    where = Path(path)
+    where = path_of("path", path)
     check_suffix(where)
     export(current(), where, lambda source, told: write_state(where, list(source.dense), told))
 
 
-def save_state_dict(path: str | os.PathLike[str]) -> None:
+def save_state_dict(path: Named) -> None:
     """Write all parameters, buffers and rows as a plain model's state_dict.
 
     Rows are the weight [num_rows, dim] of the module that looks them up, as nn.Embedding has it.
     .safetensors is written in pieces of 16 MiB; .pt and .pth need all of it in worker 0's memory.
     Called as save_persistables is. Raises ConfigError for another suffix, CheckpointError.
     """
-    where = Path(path)
+    where = path_of("path", path)
     check_suffix(where)
     export(current(), where, lambda source, told: write_state(where, state_streams(source), told))
 
 
-def load_dense_params(path: str | os.PathLike[str]) -> None:
+def load_dense_params(path: Named) -> None:
     """Fill the model's parameters and buffers from a .safetensors file, before init_worker().
 
     On every rank, or on worker 0 alone, whose values all take over. Raises CheckpointError naming
@@ -178,7 +175,7 @@ def load_dense_params(path: str | os.PathLike[str]) -> None:
     inference.load_dense_params(path, session.model)
 
 
-def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unmatched:
+def load_state_dict(path: Named, *, strict: bool = True) -> Unmatched:
     """Replace parameters, buffers and rows by those of a .safetensors, .pt or .pth file.
 
     Collective over workers, after init_worker(). What is replaced starts without optimizer state.
@@ -187,7 +184,7 @@ def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unm
     for a while, of twice the job's state.
     Raises CheckpointError, naming what does not fit or is damaged, on every worker.
     """
-    where = Path(path).absolute()
+    where = path_of("path", path).absolute()
     check_suffix(where)
 
     def change(base: Checkpoint) -> tuple[Changes, Unmatched]:
@@ -200,10 +197,10 @@ def load_state_dict(path: str | os.PathLike[str], *, strict: bool = True) -> Unm
 
 
 def load_word2vec(
-    path: str | os.PathLike[str],
+    path: Named,
     table: str,
     *,
-    vocab: str | os.PathLike[str] | None = None,
+    vocab: Named | None = None,
     binary: bool = False,
 ) -> VectorsReport:
     """Replace rows of a table by vectors in word2vec's text or binary format.
@@ -212,7 +209,12 @@ def load_word2vec(
     decimal. Rows whose word the file lacks stay; the table starts without optimizer state. Returns
     what was found, the same on every worker. Collective, and else as load_state_dict.
     """
-    where, words = Path(path).absolute(), None if vocab is None else Path(vocab)
+    where, words = (
+        path_of("path", path).absolute(),
+        None if vocab is None else path_of("vocab", vocab),
+    )
+
+    current().persistables().check_table(table)
 
     def change(base: Checkpoint) -> tuple[Changes, dict[str, Any]]:
         shape = base.sparse(table)
@@ -225,10 +227,10 @@ def load_word2vec(
 
 
 def save_word2vec(
-    path: str | os.PathLike[str],
+    path: Named,
     table: str,
     *,
-    vocab: str | os.PathLike[str] | None = None,
+    vocab: Named | None = None,
     binary: bool = False,
 ) -> None:
     """Write a table's rows in word2vec's text or binary format, in pieces of 16 MiB.
@@ -236,7 +238,7 @@ def save_word2vec(
     vocab: as for load_word2vec; only keys with a word are written. Called as save_persistables is.
     Raises ConfigError for rows of float64 in binary, DataError for the vocabulary, CheckpointError.
     """
-    where, words = Path(path), None if vocab is None else Path(vocab)
+    where, words = path_of("path", path), None if vocab is None else path_of("vocab", vocab)
     export(
         current(),
         where,

@@ -80,6 +80,8 @@ class StateEntries:
             self._group = file.get(GROUP)
             self._entries = {} if self._group is None else by_name(self._group)
             self.workers = 0 if self._group is None else int(self._group.attrs["workers"])
+            if self.workers < 0:
+                raise ValueError(f"{self.workers} workers")
         except (OSError, RuntimeError, KeyError, ValueError, AttributeError) as cause:
             raise CheckpointError(f"checkpoint {path} is damaged at its states: {cause}") from cause
 

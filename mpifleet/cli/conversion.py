@@ -28,6 +28,7 @@ from mpifleet.portable.sources import ModelSource, checkpoint_source
 from mpifleet.portable.state_dict import (
     SAFETENSORS,
     TORCH,
+    check_suffix,
     read_state,
     state_streams,
     write_state,
@@ -73,6 +74,8 @@ def import_file(arguments: argparse.Namespace) -> int:
     path, target = Path(arguments.file), Path(arguments.target)
     is_vectors = arguments.source.startswith("word2vec")
     _refuse(arguments, arguments.source, is_vectors)
+    if not is_vectors:
+        check_suffix(path, "or say what it is with --from")
     if arguments.partial and is_vectors:
         raise ConfigError(f"--partial is for state_dict: of {arguments.source} any part is taken")
     with opened(Path(arguments.like)) as base:

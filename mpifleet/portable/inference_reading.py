@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,27 @@ def open_inference(directory: Path, verify: bool = True) -> InferenceDirectory:
         )
     except DataError as cause:
         raise CheckpointError(str(cause)) from cause
+
+
+def while_it_stands(directory: Path, read: Callable[[], None]) -> None:
+    """Call `read`, again where another model took this one's place, and its files, meanwhile.
+
+    Raises what `read` does of a model that stood all the while.
+    """
+    while True:
+        before = _index_bytes(directory)
+        try:
+            return read()
+        except (CheckpointError, DataError):
+            if _index_bytes(directory) == before:
+                raise
+
+
+def _index_bytes(directory: Path) -> bytes | None:
+    try:
+        return (directory / INDEX).read_bytes()
+    except OSError:
+        return None
 
 
 def _table(directory: Path, facts: Mapping[str, Any]) -> StoredTable:

@@ -46,11 +46,15 @@ def state_streams(source: ModelSource) -> list[TensorStream]:
     return list(streams.values())
 
 
-def check_suffix(path: Path) -> None:
-    """Raise ConfigError where the name does not say which format is meant."""
+def check_suffix(path: Path, otherwise: str = "") -> None:
+    """Raise ConfigError where the name does not say which format is meant.
+
+    otherwise: what else could be done.
+    """
     known = (*SAFETENSORS, *TORCH)
     if path.suffix not in known:
-        raise ConfigError(f"{path}: the name must end in {', '.join(known)}")
+        more = f", {otherwise}" if otherwise else ""
+        raise ConfigError(f"{path}: the name must end in {', '.join(known)}{more}")
 
 
 def write_state(path: Path, streams: list[TensorStream], told: Told | None = None) -> None:

@@ -22,6 +22,7 @@ from mpifleet.portable.written_file import replacing
 
 Told = Callable[[int], object]
 _FIRST_SHOWN = 5
+_KEY_DIGITS = 18
 
 
 def export_vectors(
@@ -148,9 +149,11 @@ def _keys(words: list[bytes], key_of: dict[bytes, int] | None, num_rows: int) ->
         known = map(key_of.get, words, itertools.repeat(-1))
         return np.fromiter(known, np.int64, len(words))
     # Nothing but "0" or digits without a leading zero: one key has one word.
-    is_key = [w.isdigit() and len(w) < 19 and (w[:1] != b"0" or len(w) == 1) for w in words]
-    texts = [w if fits else b"-1" for w, fits in zip(words, is_key, strict=True)]
-    keys = np.array(texts, "S19").astype(np.int64)
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    texts = np.array(words, f"S{_KEY_DIGITS}")  # the rest of a longer one is cut off
+    is_key = np.char.isdigit(texts) & (np.char.str_len(texts) == lengths)
+    is_key &= (lengths == 1) | ~np.char.startswith(texts, b"0")
+    keys = np.where(is_key, texts, b"-1").astype(np.int64)
     return np.where(keys < num_rows, keys, -1)
 
 

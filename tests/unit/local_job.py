@@ -7,6 +7,7 @@ from torch import nn
 
 from mpifleet.compose import local_exchange
 from mpifleet.embedding import SparseEmbedding
+from mpifleet.job_states import JobStates
 from mpifleet.optimizer import DistributedOptimizer
 from mpifleet.partition import unique_keys
 from mpifleet.persistables import Persistables
@@ -60,5 +61,5 @@ class LocalSession(Session):
     def __init__(self, model, optimizer):
         self.roles, self.strategy = None, DistributedStrategy()
         self.model, self.optimizer, self.exchange = model, optimizer, optimizer.exchange
-        self.load_from, self._job = None, None
+        self.load_from, self._job, self.states = None, None, JobStates()
         self.util = Util(None, None, self.meet)

@@ -16,6 +16,7 @@ from mpifleet.errors import CheckpointError, ConfigError, DataError
 from mpifleet.persistables import Persistables
 from mpifleet.portable import sources
 from mpifleet.portable.state_dict import read_state
+from mpifleet.private_directory import private_directory
 from tests.unit.local_job import LocalSession, connect, table_of
 from tests.unit.test_inference import ROWS, Net, predictions, train
 
@@ -214,8 +215,40 @@ def test_vectors_leave_and_enter_a_job(start, tmp_path, binary):
     assert_same({**after, "part.a.weight": 0 * theirs}, {**before, "part.a.weight": 0 * theirs})
     with pytest.raises(CheckpointError, match="vectors of 2 elements, the table rows of 4"):
         fleet.load_word2vec(path, "öne", vocab=vocab, binary=binary)
-    with pytest.raises(CheckpointError, match="has no sparse entry 'three'"):
+    with pytest.raises(ConfigError, match="table 'three' is not in the model, which has 'öne'"):
         fleet.load_word2vec(path, "three", vocab=vocab, binary=binary)
+
+
+def test_what_a_killed_import_left_goes_and_what_lives_stays(start, tmp_path):
+    start()
+    fleet.save_state_dict(tmp_path / "m.pt")
+    (tmp_path / ".import-killed").mkdir()
+    (tmp_path / ".import-killed" / "model.h5").write_bytes(b"x")
+    (tmp_path / ".import-file").write_text("no directory")
+    with private_directory(tmp_path, ".import-") as alive:
+        fleet.load_state_dict(tmp_path / "m.pt")
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {".import-file", alive.name, "m.pt"}
+        assert alive.stat().st_mode & 0o777 == 0o700
+    assert not alive.exists()
+
+
+def test_paths_that_are_none_are_named(start):
+    start()
+    for name in ("", None, 3, b"bytes", "nul\0"):
+        for call in (
+            fleet.save_persistables,
+            fleet.load_persistables,
+            fleet.save_checkpoint,
+            fleet.resume,
+            fleet.save_inference_model,
+            fleet.save_state_dict,
+            fleet.load_state_dict,
+            lambda path: fleet.load_one_table("two", path),
+            lambda path: fleet.save_word2vec("v", "two", vocab="" if path is None else path),
+        ):
+            with pytest.raises(ConfigError, match=r"(dirname|path|vocab)=.*; use a path"):
+                call(name)
 
 
 # -- commands ------------------------------------------------------------------------------------
@@ -343,8 +376,9 @@ def test_a_directory_for_inference_by_command(start, tmp_path, mpifleet):
         (["export", "c", "x", "--to", "inference", "--keys", "t=/none"], "one key, a whole number"),
         (["export", "none", "x", "--to", "inference"], "no checkpoint at none"),
         (["export", "c", "x"], "the following arguments are required: --to"),
-        (["import", "x.npz", "t", "--like", "c"], "no checkpoint at c"),
+        (["import", "x.pt", "t", "--like", "c"], "no checkpoint at c"),
         (["import", "x.pt", "t", "--like", "c", "--table", "t"], "goes with word2vec formats"),
+        (["import", "v.txt", "t", "--like", "c"], "or say what it is with --from"),
         (["import", "x", "t"], "the following arguments are required: --like"),
     ],
 )

@@ -1,5 +1,7 @@
 """A directory for inference: the same predictions without a job, from all rows or some of them."""
 
+import copy
+import io
 import json
 
 import numpy as np
@@ -223,6 +225,24 @@ def test_a_newer_model_takes_the_place_of_the_older(job, tmp_path):
     ]
 
 
+def test_who_loads_while_the_model_is_replaced_gets_the_newer(job, tmp_path, monkeypatch):
+    fleet.save_inference_model(tmp_path)
+    optimizer, real, calls = current.current().optimizer, inference.open_inference, []
+
+    def replaced_meanwhile(*arguments):
+        found = real(*arguments)
+        calls.append(found)
+        if len(calls) == 1:  # its files go before any of them is read
+            train(job.train(), optimizer)
+            fleet.save_inference_model(tmp_path)
+        return found
+
+    monkeypatch.setattr(inference, "open_inference", replaced_meanwhile)
+    model = inference.load(tmp_path, Net())
+    assert len(calls) == 2
+    assert torch.equal(predictions(model), predictions(job))
+
+
 def test_a_failed_export_leaves_the_earlier_model(job, tmp_path, monkeypatch):
     fleet.save_inference_model(tmp_path)
     before = predictions(inference.load(tmp_path, Net()))
@@ -318,6 +338,18 @@ def test_a_loaded_model_is_not_trained(job, tmp_path):
     model = inference.load(tmp_path, Net())
     with pytest.raises(TableError, match="'two' was loaded for inference: there is no step"):
         model.part["a"]._connected().step()
+
+
+def test_a_loaded_model_is_copied(job, tmp_path):
+    fleet.save_inference_model(tmp_path, keys="trained")
+    model = inference.load(tmp_path, Net())
+    twin = copy.deepcopy(model)
+    assert torch.equal(predictions(twin), predictions(job))
+    assert twin.part["a"]._connected().seat is not model.part["a"]._connected().seat
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(predictions(torch.load(file, weights_only=False)), predictions(job))
 
 
 def test_predicting_needs_neither_mpi_nor_hdf5_to_be_used(job, tmp_path):

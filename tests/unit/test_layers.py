@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mpifleet"
 LAYERS = {
-    "vocabulary": "_version array_bytes errors launchenv log partition patience strategy "
+    "vocabulary": "_version array_bytes errors launchenv log partition paths patience "
+    "private_directory strategy "
     "strategy_build strategy_configs strategy_fields strategy_file strategy_kinds "
     "strategy_rules strategy_table states "
     "memory_reuse step_clock",

@@ -201,6 +201,39 @@ def test_other_param_groups_are_refused(tmp_path):
         provider.check(saved)
 
 
+def test_groups_of_another_rule_keep_the_rates_of_the_script(tmp_path, warnings_said):
+    run = Run("adam")
+    run.train(0, 2)
+    run.save(tmp_path)
+    other = Run("momentum")
+    other.resume(tmp_path)
+    assert "param group 1 was of rule adam, now momentum: its rates are the s" in warnings_said()
+    assert [group["lr"] for group in other.optimizer.param_groups] == [0.02, 0.05]
+    other.train(2, 3)
+
+
+def test_momentum_that_a_schedule_took_to_nothing_is_still_momentum(tmp_path, warnings_said):
+    run = Run("momentum")
+    for group in run.optimizer.param_groups:
+        group |= {"momentum": 0.0, "lr": 0.5}
+    run.save(tmp_path)
+    other = Run("momentum")
+    other.resume(tmp_path)
+    assert not warnings_said()
+    assert [group["momentum"] for group in other.optimizer.param_groups] == [0.0, 0.0]
+    assert [group["lr"] for group in other.optimizer.param_groups] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("odd", [{"lr": "x"}, {"betas": 3}, {"betas": [0.9]}, {"eps": -1.0}])
+def test_rates_that_cannot_be_are_refused(odd):
+    run = Run("adam")
+    provider = run.states.providers(run.model, run.optimizer, "sync", None)[0]
+    with pytest.raises(CheckpointError, match="param group 1 cannot be taken"):
+        provider.check(State({"value": [{}, odd], "rules": ["adam", "adam"]}))
+    with pytest.raises(CheckpointError, match=r"rules \['adam'\] for 2 groups"):
+        provider.check(State({"value": [{}, {}], "rules": ["adam"]}))
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -379,15 +412,35 @@ def test_a_damaged_state_is_named(tmp_path, damage):
         checkpoint.states.state("s", 0)
 
 
-def test_a_state_that_is_not_taken_is_named(tmp_path):
+def test_a_state_that_is_not_taken_is_named_and_nothing_has_changed(tmp_path):
     run, other = Run(), Run()
     for each in (run, other):
+        each.noise = torch.Generator().manual_seed(id(each) % 1000)
+        each.states.register("noise", each.noise, per_worker=True)
         metric = torch.nn.Module()
         metric.load_state_dict = lambda state: state["no such thing"]
         each.states.register("metric", metric, per_worker=True)
+    run.train(0, 2)
     run.save(tmp_path)
+    before, noise = other.digest(), other.noise.get_state()
+    rates = other.scheduler.state_dict()
     with pytest.raises(CheckpointError, match=r"state 'metric' was not taken: KeyError"):
         other.resume(tmp_path)
+    assert other.digest() == before
+    assert torch.equal(other.noise.get_state(), noise)
+    assert other.scheduler.state_dict() == rates
+
+
+def test_a_number_of_workers_that_cannot_be_is_damage(tmp_path):
+    Run().save(tmp_path)
+    path = tmp_path / "model-000001.h5"
+    with h5py.File(path, "r+") as file:
+        file["states"].attrs["workers"] = -3
+    with (
+        pytest.raises(CheckpointError, match="damaged at its states: -3 workers"),
+        open_checkpoint(path, checked=True) as checkpoint,
+    ):
+        checkpoint.states.names  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -186,14 +186,14 @@ def test_the_words_say_which_row(tmp_path):
 
 
 def test_without_a_vocabulary_words_are_keys(tmp_path):
-    words = ["3", "9", "-1", "007", "0", "", "1e1", "99999999999999999999", "²"]
-    words[5] = "+2"
-    (tmp_path / "v").write_bytes(plain_binary(words, rows(9)))
+    words = ["3", "9", "-1", "007", "0", "+2", "1e1", "99999999999999999999", "²"]
+    words += ["00", "1\0", "2" + 20 * "0"]
+    (tmp_path / "v").write_bytes(plain_binary(words, rows(len(words))))
     found = read_vectors(tmp_path / "v", True, 5, DIM, "float64")
     assert np.flatnonzero(found.is_taken).tolist() == [0, 3]
-    assert found.report.unknown == 7
+    assert found.report.unknown == len(words) - 2
     assert found.report.first_missing == ("1", "2", "4")
-    assert found.rows[3].tolist() == rows(9)[0].tolist()
+    assert found.rows[3].tolist() == rows(len(words))[0].tolist()
 
 
 @pytest.mark.parametrize(
