@@ -1,5 +1,6 @@
 """Saving and loading everything that a job has learned, on its workers."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -66,13 +67,13 @@ class Persistables:
         self,
         directory: Path,
         options: LoadOptions = EVERYTHING,
-        prepare: Callable[[Path], None] = lambda _: None,
+        prepare: Sequence[Callable[[Path], None]] = (),
     ) -> LoadReport:
         """Replace tables, parameters and buffers by a checkpoint's. Collective over workers.
 
         Returns the same report on every worker.  prepare: called with the file on every worker once
-        it is checked, before anything changes.  Raises CheckpointError on every worker when one of
-        them cannot: none waits for another.
+        it is checked, each after the one before went well on all, before anything changes.  Raises
+        CheckpointError on every worker when one of them cannot: none waits for another.
         """
         self.check_table(options.table)
         self.exchange.flush()  # nothing pushed before may be applied to what is loaded
@@ -84,7 +85,8 @@ class Persistables:
         if options.table is None:
             saved, entries = self.agreed(lambda: read_arrays(path, tensors, options.strict))
             report = report.joined(entries)
-        self.agreed(lambda: prepare(path))
+        for call in prepare:
+            self.agreed(functools.partial(call, path))
         self.by_first(lambda: self.exchange.load(path, options))
         self.optimizer.look_anew()
         set_tensors(tensors, saved)

@@ -101,8 +101,10 @@ class Resumption:
             return None
         found, tried = _Found(), _Tried()
 
-        def prepare(path: Path) -> None:
+        def look(path: Path) -> None:
             self._look_into(path, found)
+
+        def try_out(_: Path) -> None:
             tried.try_out(found.taken)
 
         def restore() -> None:
@@ -110,7 +112,7 @@ class Resumption:
                 provider.restore(state)
 
         try:
-            self.persistables.load(path, prepare=prepare)
+            self.persistables.load(path, prepare=(look, try_out))
         except CheckpointError:
             tried.take_back()
             raise

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.python_path import PYTHON_PATH, ROOT
 
 
 def run_python(
@@ -20,7 +20,7 @@ def run_python(
     result = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH} | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -107,6 +107,8 @@ def task_of(part: Part, tally: Path) -> Task:
     """The part as a command with its environment. tally: where its tests are counted."""
     colors = "1" if sys.stdout.isatty() else "0"
     extra = {**part.env, "MPIFLEET_TEST_TALLY": str(tally), "PY_COLORS": colors}
+    if part.is_pytest:
+        extra["PYTHONPATH"] = str(ROOT / "tests" / "quick_start")  # see the module there
     env = environment(ROOT / ".venvs" / part.mpi, extra)
     return Task(part.title, part.command, env, part.limit_s, part.after)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm_cluster import NODE_ENV
+from tests.python_path import JOB_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def test_the_batch_script_trains(cluster, tmp_path):
         ROOT / "slurm" / "ctr_dnn_ps.sbatch",
         *("--data", "criteo", "--data-dir", str(data), "--batch-size", "100"),
         *("--save", str(tmp_path / "checkpoint")),
-        env={"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "NODE_WRAPPER": str(NODE_ENV)},
+        env={"PYTHON": sys.executable, "NODE_WRAPPER": str(NODE_ENV), **JOB_ENVIRONMENT},
         options=[f"--output={output}", f"--chdir={ROOT}"],
         timeout=150,
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import JOB_ENVIRONMENT
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90.0
 PROBES = ("test_writer_gate.py", "test_pull_roads.py", "test_delivery.py")
@@ -18,7 +20,7 @@ def test_the_probes_hold_between_one_rank_on_each_node(cluster):
     result = cluster.srun(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-pno:cacheprovider", *files],
         ntasks_per_node=1,
-        env={"PYTHONPATH": str(ROOT), "MPIFLEET_PROBE_MESSAGES": "2000"},
+        env={**JOB_ENVIRONMENT, "MPIFLEET_PROBE_MESSAGES": "2000"},
         timeout=LIMIT_S,
         options=[f"--chdir={ROOT}"],
     )

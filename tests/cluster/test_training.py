@@ -13,11 +13,12 @@ import pytest
 
 from mpifleet.checkpoint import newest
 from tests.cluster.jobs.counting import LR, NUM_ROWS, STEPS, ids_of
+from tests.python_path import JOB_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("jobs") / "counting.py"
 WORKERS = 2
-COUNTS = {"PYTHONPATH": str(ROOT), "MPIFLEET_SERVER_NUM": "2", "MPIFLEET_WORKER_NUM": "2"}
+COUNTS = {**JOB_ENVIRONMENT, "MPIFLEET_SERVER_NUM": "2", "MPIFLEET_WORKER_NUM": "2"}
 # What `mpifleet run` sets for every rank: with it a script may start MPI before fleet.init().
 LIKE_MPIFLEET_RUN = {"MPI4PY_RC_THREAD_LEVEL": "serialized", "OMPI_MCA_osc": "sm,pt2pt"}
 WAYS = {

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.slurm_cluster import NODE_ENV
 from tests.launch.conftest import start_job  # noqa: F401
 from tests.launch.phases import CTR_JOB, Phases, mean_duration_s
+from tests.python_path import JOB_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 KILL_RUNS = int(os.environ.get("MPIFLEET_KILL_RUNS", "3"))
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(150)
 def counts(servers: int = 2, workers: int = 2) -> dict[str, str]:
     """The environment that asks for so many of each role."""
     return {
-        "PYTHONPATH": str(ROOT),
+        **JOB_ENVIRONMENT,
         "MPIFLEET_SERVER_NUM": str(servers),
         "MPIFLEET_WORKER_NUM": str(workers),
     }
@@ -139,7 +140,7 @@ def test_a_killed_rank_is_named_by_the_others_under_srun(start_job, cluster, tmp
 
 def test_the_probes_hold_on_two_nodes(cluster):
     pytest_on_all = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "tests/probes"]
-    env = {"PYTHONPATH": str(ROOT), "MPIFLEET_PROBE_MESSAGES": "2000"}
+    env = {**JOB_ENVIRONMENT, "MPIFLEET_PROBE_MESSAGES": "2000"}
     options = [f"--chdir={ROOT}"]
     result = cluster.srun(pytest_on_all, env=env, timeout=LIMIT_S, options=options)
     assert result.returncode == 0, result.stdout + result.stderr

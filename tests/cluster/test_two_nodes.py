@@ -11,10 +11,11 @@ import pytest
 
 from tests.cluster.processes import processes_of
 from tests.cluster.slurm_cluster import SlurmCluster, programs_missing
+from tests.python_path import JOB_ENVIRONMENT
 
 JOBS = Path(__file__).with_name("jobs")
 ROOT = Path(__file__).parents[2]
-ENV = {"PYTHONPATH": str(ROOT)}
+ENV = JOB_ENVIRONMENT
 
 
 def test_both_kinds_of_window_work(cluster):

@@ -16,6 +16,7 @@ from pathlib import Path
 from mpifleet.cli.command import Job, command_line, job_environment
 from mpifleet.cli.run import find_launcher
 from mpifleet.lifeline.segments import mapped_segments
+from tests.python_path import JOB_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "MPIFLEET_TEST_JOB"
@@ -53,9 +54,7 @@ class StartedJob:
         job = Job(0, 1, ("",), cores=1, root=os.geteuid() == 0)
         allowed = job_environment(find_launcher(os.environ), job, os.environ)
         allowed = {name: value for name, value in allowed.items() if "ROOT" in name}
-        before = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([str(ROOT), before] if before else [str(ROOT)])
-        environ = {**os.environ, **allowed, "PYTHONPATH": path, MARK: self._mark}
+        environ = {**os.environ, **allowed, **JOB_ENVIRONMENT, MARK: self._mark}
         environ.update(environment or {})
         self.started_s = time.monotonic()
         with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:

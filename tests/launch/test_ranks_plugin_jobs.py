@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.python_path import PYTHON_PATH
+
 LIMIT_S = 60
 CONFTEST = """
 from pathlib import Path
@@ -32,7 +33,7 @@ def run_suite(folder: Path, text: str, ranks: int, expected: int) -> subprocess.
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(text)
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHON_PATH,
         "MPIFLEET_TEST_RANKS": str(expected),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

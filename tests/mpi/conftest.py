@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import tests.without_compiler  # noqa: F401
+import tests.quick_start.sitecustomize  # noqa: F401
 from tests import ranks
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.python_process import run_python
+from tests.python_process import ROOT, run_python
 
 LIGHT = [
     "mpifleet",
@@ -30,8 +30,9 @@ TIMED = (
 
 
 def python(*arguments: str) -> str:
-    """What a fresh interpreter prints, its numpy on one thread."""
-    return run_python(*arguments, limit_s=LIMIT_S, OPENBLAS_NUM_THREADS="1")
+    """What a fresh interpreter prints, as users have it, its numpy on one thread."""
+    environment = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    return run_python(*arguments, limit_s=LIMIT_S, **environment)
 
 
 @pytest.mark.parametrize("module", LIGHT + LANES)

@@ -33,7 +33,6 @@ def main() -> None:
         import mpi4py.MPI  # noqa: F401
     import torch
 
-    import tests.without_compiler  # noqa: F401
     from mpifleet import fleet
 
     fleet.init()

@@ -41,7 +41,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-import tests.without_compiler  # noqa: E402, F401
 from mpifleet import fleet  # noqa: E402
 
 

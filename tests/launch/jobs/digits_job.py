@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-import tests.without_compiler  # noqa: F401
 from mpifleet import fleet
 
 NUM_TEST, BATCH, EPOCHS = 297, 50, 24

@@ -9,7 +9,6 @@ import sys
 import torch
 from torch import nn
 
-import tests.without_compiler  # noqa: F401
 from mpifleet import fleet, inference
 
 

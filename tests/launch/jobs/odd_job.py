@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-import tests.without_compiler  # noqa: F401
 from mpifleet import fleet
 
 

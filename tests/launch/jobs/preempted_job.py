@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 
-import tests.without_compiler  # noqa: F401
 from mpifleet import fleet
 
 ROWS, BATCHES, EPOCHS = 60, 12, 6

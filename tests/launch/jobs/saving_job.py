@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-import tests.without_compiler  # noqa: F401
 from mpifleet import fleet
 
 ROWS, DIM, EVERY = 20_001, 8, 3
