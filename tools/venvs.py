@@ -85,7 +85,8 @@ def install(pip: list[str], *arguments: str, extra: Mapping[str, str] | None = N
 
     extra: what its environment has on top.
     """
-    command = [*pip, "install", "--quiet", *arguments]
+    # Python compiles what is imported when it is; most of torch never is.
+    command = [*pip, "install", "--quiet", "--no-compile", *arguments]
     if run(command, env=environment(extra=extra), limit_s=INSTALL_LIMIT_S, cwd=ROOT).status != 0:
         raise SetUpError("pip install failed: see its message above")
 
