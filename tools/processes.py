@@ -33,6 +33,8 @@ class Ended:
 def environment(venv: Path | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment with the programs of `venv` first and settings for more ranks than cores."""
     result = dict(os.environ)
+    # Every rank would compile all that it imports, torch too.
+    result.pop("PYTHONDONTWRITEBYTECODE", None)
     if venv is not None:
         result["PATH"] = f"{venv / 'bin'}{os.pathsep}{result.get('PATH', os.defpath)}"
         result["VIRTUAL_ENV"] = str(venv)

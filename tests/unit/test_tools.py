@@ -153,6 +153,10 @@ def test_the_tally_plugin_writes_what_happens(tmp_path):
 
 
 class TestProcesses:
+    def test_ranks_keep_what_python_compiled(self, monkeypatch):
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        assert "PYTHONDONTWRITEBYTECODE" not in processes.environment()
+
     def test_output_and_status_come_back(self):
         code = "import sys; print('hello'); sys.exit(3)"
         ended = processes.run(
