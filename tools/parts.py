@@ -70,12 +70,13 @@ def all_parts(root: Path, venvs: Path) -> Iterator[Part]:
     yield from _lint_parts(root, venvs)
     build = [sys.executable, "-m", "tools.set_up", PARALLEL]
     yield (built := Part("hdf5", "build of h5py with MPI", PARALLEL, build, 1200))
+    # One process, and long: begun last it would end alone.  One thread: small tensors, and the
+    # cores are shared with the processes that tests start.
+    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
     yield from _launch_parts(venvs, "system")
     yield Part("cluster", "tests/cluster", "system", _pytest(python, "tests/cluster"), 900)
     yield from _launch_parts(venvs, "wheel")
     yield from (mpi_part(venvs, mpi, 1) for mpi in MPIS)
-    # One thread: small tensors, and the cores are shared with the processes that tests start.
-    yield Part("unit", "tests/unit", "system", _pytest(python, "tests/unit"), 600, env=ONE_THREAD)
     yield from (hdf5_part(venvs, ranks, built.title) for ranks in RANK_COUNTS)
     for ranks in RANK_COUNTS[1:]:
         yield from (mpi_part(venvs, mpi, ranks) for mpi in MPIS)
