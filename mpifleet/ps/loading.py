@@ -104,9 +104,10 @@ class Loader:
     ) -> None:
         saved = checkpoint.sparse(spec.name)
         slots = self._shard.sparse_state[table]
-        self._shard.forget_sparse(table)
         if with_state:
             self._shard.sparse_steps[table] = int(saved.attrs["step"])
+        else:
+            self._shard.forget_sparse(table)
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize * (1 + len(slots))
         state = {s: values.numpy() for s, values in slots.items()} if with_state else {}
         per_block = max(1, LOAD_BLOCK_BYTES // row_bytes)
