@@ -144,29 +144,34 @@ def check(
             raise CheckpointError(
                 f"checkpoint {path} is {what}: it has {size} bytes, its digests are of {sums.size}"
             )
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        with ThreadPoolExecutor(READERS) as readers:
-            # Not all blocks are handed over at once: a damaged one ends the work early.
-            mine = sums.blocks[share::num_shares]
-            pieces = [bytearray(PIECE_BYTES) for _ in range(READERS)]
-            for first in range(0, len(mine), READERS):
-                group = mine[first : first + READERS]
-                for block in mine[first + READERS : first + 2 * READERS]:  # have the disk at work
-                    os.posix_fadvise(descriptor, *block[:2], os.POSIX_FADV_WILLNEED)
-                found = readers.map(lambda *each: _is_good(descriptor, *each), group, pieces)
-                for block, is_good in zip(group, found, strict=True):
-                    if not is_good:
-                        raise CheckpointError(
-                            f"checkpoint {path} is damaged: bytes {block.start} to "
-                            f"{block.start + block.num_bytes} differ from what was written"
-                        )
-                    if told is not None:
-                        told(block.num_bytes)
+        for block, is_good in _looked_at(descriptor, sums.blocks[share::num_shares]):
+            if not is_good:
+                raise CheckpointError(
+                    f"checkpoint {path} is damaged: bytes {block.start} to "
+                    f"{block.start + block.num_bytes} differ from what was written"
+                )
+            if told is not None:
+                told(block.num_bytes)
     except (OSError, EOFError) as cause:
         raise CheckpointError(f"checkpoint {path} cannot be read: {cause}") from cause
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _looked_at(descriptor: int, blocks: Sequence[Block]) -> Iterator[tuple[Block, bool]]:
+    """Each block, and whether it is good; READERS blocks at once."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    pieces = [bytearray(PIECE_BYTES) for _ in range(READERS)]
+    with ThreadPoolExecutor(READERS) as readers:
+        # Not all blocks are handed over at once: a damaged one ends the work early.
+        for first in range(0, len(blocks), READERS):
+            group = blocks[first : first + READERS]
+            for start, num_bytes, _ in blocks[first + READERS : first + 2 * READERS]:
+                # Have the disk at work meanwhile.
+                os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
+            found = readers.map(lambda *each: _is_good(descriptor, *each), group, pieces)
+            yield from zip(group, found, strict=True)
 
 
 def _is_good(descriptor: int, block: Block, piece: bytearray) -> bool:
