@@ -201,6 +201,8 @@ def write_unsynced(descriptor: int, parts: Iterable[Part]) -> list[Block]:
             piece = data[start:stop]
             blocks.append(Block(offset + start, len(piece), digest_of(piece)))
             _write_at(descriptor, piece, offset + start)
+            # Dirty pages are written from here on, instead of all at the sync, and stay cached.
+            os.posix_fadvise(descriptor, offset + start, len(piece), os.POSIX_FADV_DONTNEED)
     return blocks
 
 
