@@ -31,9 +31,7 @@ def save_checkpoint(
     """
     keep, level = Keep(keep_last, keep_every), gzip_level(compression)
     options = SaveOptions(wait, refuse_busy, keep, level=level, driver=driver)
-    Resumption(current().persistables(), current().states).save(
-        path_of("dirname", dirname), progress, options
-    )
+    _resumption().save(path_of("dirname", dirname), progress, options)
 
 
 def resume(dirname: Named) -> Any:
@@ -45,9 +43,11 @@ def resume(dirname: Named) -> Any:
     anew; that, another number of threads and another mode are told in one warning.  Raises
     CheckpointError on every worker for a file that does not fit, before anything has changed.
     """
-    return Resumption(current().persistables(), current().states).resume(
-        path_of("dirname", dirname)
-    )
+    return _resumption().resume(path_of("dirname", dirname))
+
+
+def _resumption() -> Resumption:
+    return Resumption(current().persistables(), current().states)
 
 
 def register_state(name: str, thing: Any, *, per_worker: bool = False) -> None:

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from h5py import h5p, h5s
 
-from mpifleet.checkpoint.digests import BLOCK_BYTES, Block, digest_of, read_at
+from mpifleet.checkpoint.digests import BLOCK_BYTES, Block, block_at
 from mpifleet.partition import pieces
 
 MPIO = "mpio"
@@ -100,6 +100,6 @@ def digest_share(path: Path, share: int, num_shares: int) -> Iterator[Block]:
         os.fdatasync(descriptor)
         size = os.fstat(descriptor).st_size
         for start, stop in list(pieces(size, BLOCK_BYTES))[share::num_shares]:
-            yield Block(start, stop - start, digest_of(read_at(descriptor, start, stop - start)))
+            yield block_at(descriptor, start, stop)
     finally:
         os.close(descriptor)

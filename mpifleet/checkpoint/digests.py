@@ -107,23 +107,30 @@ def missing(size: int, blocks: Iterable[Block]) -> Iterator[tuple[int, int]]:
 
 def digest_rest(descriptor: int, blocks: Sequence[Block]) -> list[Block]:
     """The blocks given and those of all bytes of the file that they leave out, read back."""
-    rest = []
-    for start, stop in missing(os.fstat(descriptor).st_size, blocks):
-        data = read_at(descriptor, start, stop - start)
-        rest.append(Block(start, stop - start, digest_of(data)))
-    return [*blocks, *rest]
+    rest = missing(os.fstat(descriptor).st_size, blocks)
+    return [*blocks, *(block_at(descriptor, start, stop) for start, stop in rest)]
 
 
-def read_at(descriptor: int, start: int, num_bytes: int) -> bytearray:
-    """So many bytes from there on. Raises OSError; EOFError where the file ends before."""
-    data = bytearray(num_bytes)
-    view, done = memoryview(data), 0
+def block_at(descriptor: int, start: int, stop: int) -> Block:
+    """The bytes [start, stop) of a file. Raises what digest_at does."""
+    return Block(start, stop - start, digest_at(descriptor, start, stop - start))
+
+
+def digest_at(descriptor: int, start: int, num_bytes: int, piece: bytearray | None = None) -> str:
+    """The digest of so many bytes of a file from there on.
+
+    piece: room to read into, of PIECE_BYTES; made where there is none.  Raises OSError; EOFError
+    where the file ends before.
+    """
+    seen, view, done = xxhash.xxh3_128(), memoryview(piece or bytearray(PIECE_BYTES)), 0
     while done < num_bytes:
-        count = os.preadv(descriptor, [view[done:]], start + done)
+        room = view[: min(len(view), num_bytes - done)]
+        count = os.preadv(descriptor, [room], start + done)
         if not count:
             raise EOFError(f"the file ends at byte {start + done}")
+        seen.update(room[:count])
         done += count
-    return data
+    return seen.hexdigest()
 
 
 def check(
@@ -170,18 +177,8 @@ def _looked_at(descriptor: int, blocks: Sequence[Block]) -> Iterator[tuple[Block
             for start, num_bytes, _ in blocks[first + READERS : first + 2 * READERS]:
                 # Have the disk at work meanwhile.
                 os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
-            found = readers.map(lambda *each: _is_good(descriptor, *each), group, pieces)
-            yield from zip(group, found, strict=True)
-
-
-def _is_good(descriptor: int, block: Block, piece: bytearray) -> bool:
-    """piece: room to read into. Raises OSError; EOFError where the file ends before."""
-    seen, view, done = xxhash.xxh3_128(), memoryview(piece), 0
-    while done < block.num_bytes:
-        room = view[: min(len(view), block.num_bytes - done)]
-        count = os.preadv(descriptor, [room], block.start + done)
-        if not count:
-            raise EOFError(f"the file ends at byte {block.start + done}")
-        seen.update(room[:count])
-        done += count
-    return seen.hexdigest() == block.digest
+            found = readers.map(
+                lambda b, piece: digest_at(descriptor, b.start, b.num_bytes, piece), group, pieces
+            )
+            for block, digest in zip(group, found, strict=True):
+                yield block, digest == block.digest

@@ -414,8 +414,8 @@ def test_a_damaged_state_is_named(tmp_path, damage):
 
 def test_a_state_that_is_not_taken_is_named_and_nothing_has_changed(tmp_path):
     run, other = Run(), Run()
-    for each in (run, other):
-        each.noise = torch.Generator().manual_seed(id(each) % 1000)
+    for seed, each in enumerate((run, other)):
+        each.noise = torch.Generator().manual_seed(seed)
         each.states.register("noise", each.noise, per_worker=True)
         metric = torch.nn.Module()
         metric.load_state_dict = lambda state: state["no such thing"]
